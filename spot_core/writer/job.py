@@ -1,0 +1,62 @@
+"""What the trainer hands to the writer: one rank's part of one save, and what the writer adds to its index."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from spot_core.writer.digest import CHUNKS_KEY, chunks_entry
+
+
+class Target(Protocol):
+    """The keys a part is written to, both new (`PartTarget` of an open generation)."""
+
+    @property
+    def blob_key(self) -> str: ...
+
+    @property
+    def index_key(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class RawJson:
+    """A value of an index that is JSON text already: what does not change between saves is encoded once."""
+
+    text: bytes
+
+
+@dataclass(frozen=True)
+class WriteJob:
+    """Write `size` bytes of the slab as the blob, then `index` with the blob's chunk digests beside it.
+
+    With `size` 0 there is no blob. `index` holds JSON values, or `RawJson` at its top level; it must not use the key
+    "chunks", which is the writer's.
+    """
+
+    rank: int
+    target: Target
+    size: int
+    index: Mapping[str, Any]
+
+
+def encode_index(index: Mapping[str, Any]) -> bytes:
+    """The index as UTF-8 JSON, one top-level entry at a time, so that no single call holds the GIL for all of it."""
+    if CHUNKS_KEY in index:
+        raise ValueError(f"an index must not bring its own {CHUNKS_KEY!r} entry: the writer adds it")
+    entries = [
+        json.dumps(key).encode() + b":" + (value.text if isinstance(value, RawJson) else _dumps(value))
+        for key, value in index.items()
+    ]
+    return b"{" + b",".join(entries) + b"}"
+
+
+def finish_index(index: bytes, chunk_digests: list[bytes]) -> bytes:
+    """Add the chunk digests to an encoded index without parsing it."""
+    comma = b"," if len(index) > len(b"{}") else b""
+    return index[:-1] + comma + _dumps(CHUNKS_KEY) + b":" + _dumps(chunks_entry(chunk_digests)) + b"}"
+
+
+def _dumps(value: Any) -> bytes:
+    return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()

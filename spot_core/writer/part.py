@@ -1,0 +1,89 @@
+"""Write one part: follow the slab's watermark, digest, store the blob, then the index. The same in both modes."""
+
+from __future__ import annotations
+
+import threading
+
+from spot_core.errors import SaveError
+from spot_core.manifest import ObjectRef, Part
+from spot_core.store import Store, put_once
+from spot_core.writer.digest import CHUNK_SIZE, bytes_digest, chunk_digest, tree_digest
+from spot_core.writer.job import finish_index
+from spot_core.writer.slab import Slab, round_up
+
+
+class Gate:
+    """Lets threads wait for the watermark without polling: `ring` after it moved, `abort` when it never will."""
+
+    def __init__(self, slab: Slab) -> None:
+        self.slab = slab
+        self._moved = threading.Condition()
+        self._failure: str | None = None
+
+    def ring(self) -> None:
+        with self._moved:
+            self._moved.notify_all()
+
+    def abort(self, why: str) -> None:
+        with self._moved:
+            self._failure = why
+            self._moved.notify_all()
+
+    def wait_for(self, nbytes: int) -> None:
+        """Block until `nbytes` are staged; SaveError when staging failed."""
+        if self.slab.watermark >= nbytes:
+            return
+        with self._moved:
+            self._moved.wait_for(lambda: self._failure is not None or self.slab.watermark >= nbytes)
+            if self._failure is not None:
+                raise SaveError(f"the snapshot could not be taken: {self._failure}")
+
+
+class SlabSource:
+    """The slab as a `BlobSource`: a chunk is available once it is staged, and is digested on the way out."""
+
+    chunk_size = CHUNK_SIZE
+
+    def __init__(self, gate: Gate, size: int) -> None:
+        self.size = size
+        self._gate = gate
+        self._digests: list[bytes | None] = [None] * -(-size // CHUNK_SIZE)
+
+    def chunk(self, i: int) -> memoryview:
+        start, end = self._bounds(i)
+        self._gate.wait_for(end)
+        view = self._gate.slab.data[start:end]
+        if self._digests[i] is None:
+            self._digests[i] = chunk_digest(view)
+        return view
+
+    def padded_chunk(self, i: int) -> memoryview | None:
+        """The chunk to the end of its last page; what follows `size` there is arbitrary."""
+        self.chunk(i)
+        start, end = self._bounds(i)
+        return self._gate.slab.data[start : round_up(end)]
+
+    def digests(self) -> list[bytes]:
+        """The digests of all chunks, in order."""
+        return [digest if digest is not None else chunk_digest(self.chunk(i)) for i, digest in enumerate(self._digests)]
+
+    def _bounds(self, i: int) -> tuple[int, int]:
+        return i * CHUNK_SIZE, min((i + 1) * CHUNK_SIZE, self.size)
+
+
+def write_part(
+    store: Store, gate: Gate, *, rank: int, blob_key: str, index_key: str, size: int, index: bytes
+) -> Part:
+    """Store `size` bytes of the slab and the encoded `index`; both are durable on return. Commits nothing.
+
+    Raises StoreError (or OSError) from the store, SaveError when staging failed.
+    """
+    blob, digests = None, []
+    if size:
+        source = SlabSource(gate, size)
+        store.put_blob(blob_key, source)
+        digests = source.digests()
+        blob = ObjectRef(key=blob_key, size=size, digest=tree_digest(digests))
+    text = finish_index(index, digests)
+    put_once(store, index_key, text)
+    return Part(rank=rank, blob=blob, index=ObjectRef(key=index_key, size=len(text), digest=bytes_digest(text)))

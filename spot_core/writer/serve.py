@@ -1,0 +1,158 @@
+"""The writer process: takes jobs from its trainer, writes parts, and is gone as soon as the trainer is.
+
+It loads no torch, commits nothing, and ignores the signals that ask a trainer to stop: a save in flight is what such a
+signal waits for. Its life hangs on the trainer's alone, by three ropes: end-of-file on the socket; the trainer's pidfd
+(the socket's other end may be held open by a forked data loader worker); PR_SET_PDEATHSIG, when the trainer's main
+thread started it (the kernel means the *thread* that did).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import logging
+import os
+import select
+import signal
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import NoReturn
+
+from spot_core.errors import SaveError
+from spot_core.store import Store, open_store
+from spot_core.writer.part import Gate, write_part
+from spot_core.writer.slab import Slab
+from spot_core.writer.wire import Frame, Wire
+
+logger = logging.getLogger(__name__)
+
+IGNORED_SIGNALS = tuple(
+    getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2") if hasattr(signal, name)
+)
+"""Sent to whole process groups or control groups by schedulers; the trainer acts on them, the writer must not."""
+
+_NICENESS = 5
+_PR_SET_PDEATHSIG = 1
+_PARENT_POLL_MS = 1000  # only where there is no pidfd
+
+
+class _Server:
+    """Reads frames on the calling thread; jobs run one at a time on another, so that bells ring while one writes."""
+
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
+        self._jobs = ThreadPoolExecutor(max_workers=1, thread_name_prefix="spot-write")
+        self._where: tuple[str, dict[str, object]] | None = None
+        self._store: Store | None = None
+        self._slab: Slab | None = None
+        self._gate: Gate | None = None
+
+    def handle(self, frame: Frame) -> bool:
+        """Act on one frame; False when the trainer asked for the end."""
+        if frame.op == "staged":
+            if self._gate is not None:
+                self._gate.ring()
+        elif frame.op == "write":
+            self._start(frame)
+        elif frame.op == "abort":
+            if self._gate is not None:
+                self._gate.abort(frame.fields["why"])
+        elif frame.op == "slab":
+            self._attach(frame)
+        elif frame.op == "open":
+            self._where = (frame.fields["uri"], frame.fields["storage_options"])
+            self._jobs.submit(self._warm_up)
+        return frame.op != "close"
+
+    def _attach(self, frame: Frame) -> None:
+        if frame.fd is None:
+            raise ValueError("a slab frame came without its file descriptor")
+        if self._slab is not None:
+            self._slab.close()
+        self._slab = Slab(frame.fd, frame.fields["capacity"])
+        self._slab.prefault()
+
+    def _warm_up(self) -> None:
+        try:
+            self._open_store()
+        except Exception as error:  # noqa: BLE001 - the job that needs the store meets it again and reports it
+            logger.debug("opening the store ahead of the first job failed: %s", error)
+
+    def _open_store(self) -> Store:
+        if self._store is None:
+            if self._where is None:
+                raise SaveError("the writer was given a job before a store")
+            uri, options = self._where
+            self._store = open_store(uri, storage_options=options)
+        return self._store
+
+    def _start(self, frame: Frame) -> None:
+        if self._slab is None:
+            raise ValueError("a job came before its slab")
+        self._gate = Gate(self._slab)
+        self._jobs.submit(self._write, frame, self._gate)
+
+    def _write(self, frame: Frame, gate: Gate) -> None:
+        job = frame.fields
+        try:
+            part = write_part(
+                self._open_store(),
+                gate,
+                rank=job["rank"],
+                blob_key=job["blob_key"],
+                index_key=job["index_key"],
+                size=job["size"],
+                index=frame.payload,
+            )
+        except BaseException as error:  # noqa: BLE001 - everything is reported to the trainer, whose policy decides
+            self._wire.send("failed", job=job["job"], error=type(error).__name__, message=str(error))
+        else:
+            self._wire.send("done", job=job["job"], part=part.to_json())
+
+
+def main(argv: list[str]) -> NoReturn:
+    """Serve until the trainer asks for the end or is gone."""
+    fd, parent, main_thread = int(argv[0]), int(argv[1]), argv[2] == "1"
+    for number in IGNORED_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, IGNORED_SIGNALS)  # blocked by the trainer while this process started
+    if main_thread and hasattr(ctypes, "CDLL"):
+        _die_with_parent()
+    pidfd = _open_pidfd(parent)
+    if os.getppid() != parent:
+        os._exit(1)  # it went before the ropes were tied
+    with contextlib.suppress(OSError):
+        os.nice(_NICENESS)
+    threading.current_thread().name = "spot-writer"
+    _serve(Wire(socket.socket(fileno=fd)), pidfd, parent)
+
+
+def _serve(wire: Wire, pidfd: int | None, parent: int) -> NoReturn:
+    server = _Server(wire)
+    poll = select.poll()
+    poll.register(wire.fileno(), select.POLLIN)
+    if pidfd is not None:
+        poll.register(pidfd, select.POLLIN)
+    while True:
+        ready = [fd for fd, _ in poll.poll(None if pidfd is not None else _PARENT_POLL_MS)]
+        if pidfd in ready or os.getppid() != parent:
+            break
+        if wire.fileno() in ready:
+            frame = wire.receive()
+            if frame is None or not server.handle(frame):
+                break
+    # Not sys.exit: that would wait for a write in flight, on behalf of a trainer that is gone.
+    os._exit(0)
+
+
+def _die_with_parent() -> None:
+    with contextlib.suppress(OSError, AttributeError):  # not Linux: the socket and the parent's pid remain
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def _open_pidfd(pid: int) -> int | None:
+    try:
+        return os.pidfd_open(pid)
+    except (AttributeError, OSError):
+        return None
