@@ -1,0 +1,45 @@
+"""Private names of torch that this package cannot do without; tests/pytorch/test_private.py fails when one vanishes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from spot_core.errors import ConfigError
+
+
+def storage_identity(tensor: torch.Tensor) -> int:
+    """A number that two tensors share exactly when they share their storage.
+
+    Why private: `data_ptr()`, the public way, is 0 for every empty storage, so it cannot tell two empty tensors apart
+    nor see that two empty shards are tied (`_cdata` is what `torch.save` itself keys storages by).
+    """
+    return int(tensor.untyped_storage()._cdata)
+
+
+def sharded_tensor_class() -> type[torch.Tensor] | None:
+    """`ShardedTensor`, in which FSDP1 hands out sharded states; None when this torch has none.
+
+    Why private: it has no public import path, though `torch.distributed.checkpoint` saves and loads it.
+    """
+    try:
+        from torch.distributed._shard.sharded_tensor import ShardedTensor
+    except ImportError:
+        return None
+    return ShardedTensor
+
+
+def clone_default_store() -> Any:
+    """A clone, with a connection of its own, of the store that the default process group met over.
+
+    Why private: there is no public accessor, and creating a TCPStore of our own is no way out (under torchrun it would
+    become the client of nobody). Raises ConfigError for a store that has no clone (MPI, a user-made group).
+    """
+    from torch.distributed import distributed_c10d
+
+    store: Any = distributed_c10d._get_default_store()
+    try:
+        return store.clone()
+    except (AttributeError, RuntimeError) as error:
+        raise ConfigError(f"the store of the default process group cannot be cloned: {error}") from error

@@ -1,0 +1,150 @@
+"""A small key-value channel between the ranks that is no collective: threads may use it while training communicates.
+
+It runs over a clone of the default c10d store. A clone has its own connection: a thread that waits on a shared client
+blocks every other user of it for seconds. Waiting is polling `check()`, because `TCPStore.wait` and `multi_get` print
+C++ warnings each time a timeout passes. No store is ever created here: under torchrun a private TCPStore on a free port
+becomes the client of nobody.
+
+Keys begin with ``spot/<torchrun id>/<restart count>/<nonce>``: torchrun's in-place restarts keep the store and the keys
+of the earlier attempt, and a second session in one process must not read the first one's.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch.distributed as dist
+
+from spot_core.clock import SYSTEM_CLOCK, Clock
+from spot_core.errors import ConfigError, SpotError
+from spot_core.pytorch import _private
+
+_FIRST_PAUSE_S = 0.0005
+_LONGEST_PAUSE_S = 0.02
+
+
+class ChannelError(SpotError):
+    """The store behind the channel does not answer (its host, usually the node of rank 0, is gone)."""
+
+
+class ChannelTimeout(ChannelError, TimeoutError):
+    """Keys that did not come in time. `keys` are the missing ones, `ranks` the ranks that should have set them."""
+
+    def __init__(self, keys: Sequence[str], timeout_s: float) -> None:
+        self.keys = tuple(keys)
+        self.ranks = tuple(sorted({int(key.rsplit("/", 1)[-1]) for key in keys if key.rsplit("/", 1)[-1].isdigit()}))
+        who = f"rank {', '.join(map(str, self.ranks))}" if self.ranks else f"key {', '.join(keys)}"
+        super().__init__(f"no word from {who} within {timeout_s:.1f} s (waiting for {', '.join(keys[:8])})")
+
+
+class Channel:
+    """Set, get and wait for keys. Threads may share one channel; a thread that polls all the time takes a `clone()`.
+
+    By convention a key that one rank sets ends in ``/<rank>``, so that a timeout can name the rank.
+    """
+
+    def __init__(self, store: Any, *, rank: int, world_size: int, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._store = store
+        self._clock = clock
+        self.rank = rank
+        self.world_size = world_size
+
+    @classmethod
+    def open(
+        cls, *, rank: int, world_size: int, group: dist.ProcessGroup | None = None, clock: Clock = SYSTEM_CLOCK
+    ) -> Channel:
+        """Collective over `group` (gloo): rank 0 draws the nonce. A HashStore of this process when world_size is 1.
+
+        Raises ConfigError when there are several ranks and no default process group, no `group`, or a store that
+        cannot be cloned (then only `agree.LaggedAgreement` is possible).
+        """
+        if world_size == 1:
+            return cls(_hash_store(), rank=rank, world_size=1, clock=clock)
+        if group is None or not dist.is_initialized():
+            raise ConfigError(
+                f"{world_size} ranks need an initialised default process group and a gloo group of their own "
+                "(torch.distributed.new_group(backend='gloo'))"
+            )
+        nonce = [secrets.token_hex(8)]
+        dist.broadcast_object_list(nonce, src=dist.get_global_rank(group, 0), group=group)
+        prefix = "/".join(
+            (
+                "spot",
+                os.environ.get("TORCHELASTIC_RUN_ID", "none"),
+                os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"),
+                nonce[0],
+            )
+        )
+        store = dist.PrefixStore(prefix, _private.clone_default_store())  # type: ignore[attr-defined]
+        return cls(store, rank=rank, world_size=world_size, clock=clock)
+
+    def clone(self) -> Channel:
+        """The same keys over a connection of its own."""
+        return Channel(self._store.clone(), rank=self.rank, world_size=self.world_size, clock=self._clock)
+
+    def set(self, key: str, value: str) -> None:
+        try:
+            self._store.set(key, value)
+        except RuntimeError as error:
+            raise _lost(error) from error
+
+    def set_if_absent(self, key: str, value: str) -> str:
+        """Set `key` unless it is set; returns the value it has now, on every rank the same."""
+        try:
+            return bytes(self._store.compare_set(key, "", value)).decode()
+        except RuntimeError as error:
+            raise _lost(error) from error
+
+    def has(self, *keys: str) -> bool:
+        """True when all `keys` are set."""
+        try:
+            return bool(self._store.check(list(keys)))
+        except RuntimeError as error:
+            raise _lost(error) from error
+
+    def missing(self, keys: Iterable[str]) -> list[str]:
+        return [key for key in keys if not self.has(key)]
+
+    def get(self, key: str) -> str:
+        """The value of a key that is set; one that is not would block until the store's own timeout."""
+        try:
+            return bytes(self._store.get(key)).decode()
+        except RuntimeError as error:
+            raise _lost(error) from error
+
+    def delete(self, keys: Iterable[str]) -> None:
+        try:
+            for key in keys:
+                self._store.delete_key(key)
+        except RuntimeError as error:
+            raise _lost(error) from error
+
+    def wait(self, keys: Sequence[str], timeout_s: float, *, cancel: threading.Event | None = None) -> list[str]:
+        """The values of `keys`, in order, once all are set.
+
+        Raises ChannelTimeout with the missing ones after `timeout_s`, or at once when `cancel` is set.
+        """
+        cancel = cancel or threading.Event()
+        end = self._clock.monotonic() + timeout_s
+        pause = _FIRST_PAUSE_S
+        while not self.has(*keys):
+            left = end - self._clock.monotonic()
+            if left <= 0 or cancel.wait(min(pause, left)):
+                missing = self.missing(keys)
+                if missing:
+                    raise ChannelTimeout(missing, timeout_s)
+                break
+            pause = min(pause * 1.5, _LONGEST_PAUSE_S)
+        return [self.get(key) for key in keys]
+
+
+def _hash_store() -> Any:
+    return dist.HashStore()  # type: ignore[attr-defined]  # torch's stubs do not export it
+
+
+def _lost(error: RuntimeError) -> ChannelError:
+    return ChannelError(f"the store shared by the ranks does not answer: {error}")
