@@ -84,7 +84,7 @@ class _Server:
             if self._where is None:
                 raise SaveError("the writer was given a job before a store")
             uri, options = self._where
-            self._store = open_store(uri, storage_options=options)
+            self._store = open_store(uri, storage_options=options or None)
         return self._store
 
     def _start(self, frame: Frame) -> None:

@@ -15,6 +15,7 @@ import mmap
 import os
 import tempfile
 import threading
+import weakref
 
 PAGE = 4096
 """Alignment of the data area and of its end; O_DIRECT's usual logical block, whatever the machine's page size."""
@@ -38,6 +39,7 @@ class Slab:
         """Map an open file descriptor, which this object then owns. `capacity` is the data area in bytes."""
         self.fd = fd
         self.capacity = capacity
+        self._close_fd = weakref.finalize(self, os.close, fd)
         self._map = mmap.mmap(fd, PAGE + capacity)
         self._header = memoryview(self._map)[:_WATERMARK_BYTES].cast("Q")
         self.data = memoryview(self._map)[PAGE:]
@@ -106,4 +108,4 @@ class Slab:
         self.data.release()
         with contextlib.suppress(BufferError):  # a tensor still views the memory: its end unmaps it
             self._map.close()
-        os.close(self.fd)
+        self._close_fd()
