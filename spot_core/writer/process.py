@@ -1,0 +1,167 @@
+"""The writer as a process of its own: starting it, talking to it, noticing its death."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import sysconfig
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from spot_core.errors import ConfigError, SaveError
+from spot_core.manifest import Part
+from spot_core.writer.job import WriteJob
+from spot_core.writer.serve import IGNORED_SIGNALS
+from spot_core.writer.slab import Slab
+from spot_core.writer.wire import Wire
+
+logger = logging.getLogger(__name__)
+
+_REAP_S = 5.0
+
+
+class ProcessBackend:
+    """A running writer process. `on_end(job number, Part or error)` is called for each job, on the reader's thread."""
+
+    def __init__(
+        self, uri: str, storage_options: Mapping[str, Any], on_end: Callable[[int, Part | BaseException], None]
+    ) -> None:
+        """Start the process. Raises ConfigError when `storage_options` cannot travel to it, OSError from the start."""
+        try:
+            json.dumps(dict(storage_options))
+        except (TypeError, ValueError):
+            names = ", ".join(sorted(map(str, storage_options)))
+            raise ConfigError(
+                f"storage_options ({names}) hold objects that cannot be handed to the writer process.",
+                hint="Give plain values, or set writer='thread'.",
+            ) from None
+        self._on_end = on_end
+        self._slab: Slab | None = None
+        self._job: int | None = None
+        self._dead = threading.Event()
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._wire = Wire(ours)
+            self._process = _spawn(theirs.fileno())
+        self._reader = threading.Thread(target=self._read, name="spot-writer-replies", daemon=True)
+        self._reader.start()
+        # Over the socket, not by command line or environment: others may read those.
+        self._wire.send("open", uri=uri, storage_options=dict(storage_options))
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        return not self._dead.is_set() and self._process.poll() is None
+
+    def use(self, slab: Slab) -> None:
+        """Make `slab` the one that later jobs refer to."""
+        if slab is not self._slab:
+            self._wire.send("slab", fd=slab.fd, capacity=slab.capacity)
+            self._slab = slab
+
+    def submit(self, number: int, job: WriteJob, index: bytes) -> None:
+        self._job = number
+        self._wire.send(
+            "write",
+            payload=index,
+            job=number,
+            rank=job.rank,
+            blob_key=job.target.blob_key,
+            index_key=job.target.index_key,
+            size=job.size,
+        )
+
+    def ring(self) -> None:
+        """Tell the writer that the watermark moved. A writer that is gone shows in its job's end, not here."""
+        with contextlib.suppress(OSError):
+            self._wire.send("staged")
+
+    def abort(self, why: str) -> None:
+        with contextlib.suppress(OSError):
+            self._wire.send("abort", why=why)
+
+    def kill(self) -> None:
+        """End it now, whatever it is doing; its job ends in an error."""
+        self._process.kill()
+        self._reader.join(_REAP_S)
+
+    def close(self, timeout_s: float) -> None:
+        """Ask it to end, kill it when it has not within `timeout_s`."""
+        with contextlib.suppress(OSError):
+            self._wire.send("close")
+        self._reader.join(timeout_s)
+        if self._reader.is_alive():
+            self.kill()
+
+    def disown(self) -> None:
+        """In a forked child: let go of the socket, so that the writer sees the trainer's end."""
+        self._dead.set()
+        self._wire.close()
+
+    def _read(self) -> None:
+        while (frame := self._wire.receive()) is not None:
+            self._job = None
+            if frame.op == "done":
+                self._on_end(frame.fields["job"], Part.from_json(frame.fields["part"]))
+            else:
+                self._on_end(frame.fields["job"], SaveError(f"{frame.fields['error']}: {frame.fields['message']}"))
+        self._dead.set()
+        job, self._job = self._job, None
+        how = self._reap()
+        self._wire.close()
+        if job is not None:
+            self._on_end(job, SaveError(f"the writer process {how} in the middle of it"))
+
+    def _reap(self) -> str:
+        try:
+            status = self._process.wait(_REAP_S)
+        except subprocess.TimeoutExpired:
+            # Its end of the socket is closed, so it is on its way out, perhaps held up by a device.
+            self._process.kill()
+            return "hung"
+        if status < 0:
+            return f"was killed by signal {-status}"
+        return f"exited with status {status}; its standard error may say why"
+
+
+def _spawn(fd: int) -> subprocess.Popen[bytes]:
+    """Start the interpreter on `spot_core.writer` with `fd` as its end of the socket and nothing else of ours open."""
+    # The kernel's "parent" of PR_SET_PDEATHSIG is the thread that starts the process.
+    main_thread = threading.get_native_id() == os.getpid()
+    command = [sys.executable, "-m", "spot_core.writer", str(fd), str(os.getpid()), str(int(main_thread))]
+    if sys.version_info >= (3, 11):
+        command.insert(1, "-P")  # the working directory may hold a file named like one of the standard library
+    # A new session keeps away what a terminal or launcher sends to the trainer's process group. Until the process
+    # ignores the signals itself it has them blocked: a mask is inherited.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED_SIGNALS)
+    try:
+        return subprocess.Popen(
+            command,
+            pass_fds=(fd,),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,
+            env=_environment(),
+        )
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def _environment() -> dict[str, str]:
+    """The trainer's environment; where this package is not installed but found by path, that path with it."""
+    environment = dict(os.environ)
+    home = str(Path(__file__).resolve().parents[2])
+    if home not in map(os.path.realpath, (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))):
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (environment.get("PYTHONPATH"), home)))
+    return environment
