@@ -1,0 +1,97 @@
+"""Letting generations go: tombstone, then marker, then data.
+
+The tombstone comes first and stays, so that a name, once given up, is never live again: a stalled writer of an older
+life may still put a marker there. A crash in between leaves a buried generation that the next prune clears away.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from spot_core import layout
+from spot_core.errors import KeyExistsError
+from spot_core.generation import Committed
+from spot_core.layout import GenerationId
+from spot_core.manifest import FORMAT, encode
+from spot_core.restore import Discovery, ProblemKind
+from spot_core.retention import Retention
+from spot_core.store import Store, put_once
+
+__all__ = ["Pruned", "prune"]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Pruned:
+    dropped: tuple[GenerationId, ...]
+    """Generations that retention let go, oldest first."""
+    leftovers: tuple[GenerationId, ...]
+    """Interrupted saves and half-finished prunes that were cleared away."""
+    objects: int
+    """Objects deleted."""
+
+
+def prune(
+    store: Store,
+    discovery: Discovery,
+    retention: Retention,
+    *,
+    life: int,
+    damaged: Collection[GenerationId] = (),
+) -> Pruned:
+    """Drop what `retention` lets go, as life `life`. Never the newest good generation, nor anything of a newer life.
+
+    `damaged` names generations known to be bad: they do not count as kept.
+    """
+    dropped = _drops(discovery.generations, retention, life, damaged)
+    leftovers = _leftovers(discovery, life)
+    objects = 0
+    for gen in [*dropped, *leftovers]:
+        objects += _bury(store, gen)
+    if dropped or leftovers:
+        _log.info("Pruned %d generations and %d leftovers at %s.", len(dropped), len(leftovers), store.uri)
+    return Pruned(tuple(dropped), tuple(leftovers), objects)
+
+
+def _drops(
+    generations: Collection[Committed], retention: Retention, life: int, damaged: Collection[GenerationId]
+) -> list[GenerationId]:
+    ids = [committed.id for committed in generations]
+    good = [gen for gen in ids if gen not in damaged]
+    if not good:
+        return []
+    newest = max(good)
+    drops = [*retention.drops(good), *(gen for gen in ids if gen in damaged and gen < newest)]
+    return sorted(gen for gen in drops if gen.life <= life)
+
+
+def _leftovers(discovery: Discovery, life: int) -> list[GenerationId]:
+    committed = [c.id for c in discovery.generations if c.id.life == life]
+    newest_own = max(committed, default=None)
+    found = []
+    for problem in discovery.problems:
+        gen = problem.generation
+        if gen is None:
+            continue
+        # Data without marker may be a save in flight: within the own life only what lies behind a newer commit is
+        # not. An older life's save may be in flight as well, but the tombstone keeps it from counting.
+        abandoned = gen.life < life or (newest_own is not None and gen.life == life and gen < newest_own)
+        if problem.kind is ProblemKind.PRUNED or (problem.kind is ProblemKind.ORPHAN and abandoned):
+            found.append(gen)
+    return sorted(found)
+
+
+def _bury(store: Store, gen: GenerationId) -> int:
+    try:
+        put_once(store, layout.tombstone_key(gen), encode({"format": FORMAT, "generation": gen.name}))
+    except KeyExistsError:
+        pass  # buried already, in whatever words
+    marker = layout.marker_key(gen)
+    store.delete(marker)
+    keys = [info.key for info in store.list(layout.generation_prefix(gen)) if info.key != marker]
+    for key in keys:
+        store.delete(key)
+    return len(keys) + 1

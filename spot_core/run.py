@@ -1,0 +1,193 @@
+"""A run, seen from outside (`Run`: no effect) and from inside (`Writer`: a claimed life)."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from spot_core import fence, layout
+from spot_core.clock import SYSTEM_CLOCK, Clock
+from spot_core.errors import CommitError, ConfigError, Reason
+from spot_core.generation import Committed, Open
+from spot_core.layout import GenerationId
+from spot_core.manifest import FORMAT, JSON, encode
+from spot_core.prune import Pruned, prune
+from spot_core.record import RunRecord, create_record, read_record
+from spot_core.restore import Discovery, Selection, discover, select
+from spot_core.retention import Retention
+from spot_core.store import Store, open_store, put_once
+from spot_core.verify import Depth, Verified, verify
+
+__all__ = ["Run", "Writer"]
+
+
+class Run:
+    """The durable thing at a URI. Opening and looking have no effect; only `claim` writes."""
+
+    def __init__(self, store: Store, *, clock: Clock = SYSTEM_CLOCK) -> None:
+        self.store = store
+        self.clock = clock
+
+    @classmethod
+    def open(
+        cls,
+        uri: str | os.PathLike[str] | Store,
+        *,
+        clock: Clock = SYSTEM_CLOCK,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> Run:
+        """Raises ConfigError for what is no run location."""
+        if isinstance(uri, (str, os.PathLike)):
+            return cls(open_store(uri, storage_options=storage_options), clock=clock)
+        if not isinstance(uri, Store):
+            raise ConfigError(f"A run is opened by a path, a URI or a Store, not by {type(uri).__name__}.")
+        if storage_options:
+            raise ConfigError("storage_options belong to a URI; this Store has its own.")
+        return cls(uri, clock=clock)
+
+    @property
+    def uri(self) -> str:
+        return self.store.uri
+
+    def record(self) -> RunRecord | None:
+        """The run record, None where no run was started yet.
+
+        Raises ConfigError where the place belongs to something else, FormatError for a newer release's run,
+        StoreError.
+        """
+        return read_record(self.store)
+
+    def discover(self) -> Discovery:
+        """All committed generations, newest first, and whatever else was found.
+
+        Raises StoreError when that cannot be told: never an empty answer for an error.
+        """
+        record = self.record()
+        return discover(self.store, None if record is None else record.run_id)
+
+    def verify(self, committed: Committed, depth: Depth = Depth.SIZES) -> Verified:
+        """Raises TornGenerationError, CorruptShardError or FormatError for damage, StoreError."""
+        return verify(self.store, committed, depth)
+
+    def select(
+        self, depth: Depth = Depth.SIZES, *, discovery: Discovery | None = None, skip: Collection[GenerationId] = ()
+    ) -> Selection:
+        """The newest good generation; `Selection.verified` is None when nothing was ever committed.
+
+        `skip` passes over generations that failed later, while loading.
+        Raises TornGenerationError (reason ALL_DAMAGED) when there are generations but none is good, StoreError.
+        """
+        return select(self.store, discovery or self.discover(), depth, skip)
+
+    def claim(self, *, info: Mapping[str, JSON] | None = None) -> Writer:
+        """Claim the next life: the only effect. Call after a successful load, on rank 0.
+
+        Raises ConfigError where the place is no run and not empty, StoreError.
+        """
+        record = self.record()
+        if record is None:
+            record = create_record(self.store, self.clock, self._adopted_run_id())
+        life = fence.claim_life(self.store, self.clock, info or {})
+        return Writer(self, life, record.run_id)
+
+    def _adopted_run_id(self) -> str | None:
+        """The run id of generations whose record was lost; None for an empty place. Raises ConfigError for any other."""
+        names = {*self.store.list_dirs(""), *(info.key for info in self.store.list("", recursive=False))}
+        foreign = sorted(name for name in names - layout.KNOWN_NAMES if not name.startswith(".tmp-"))
+        if foreign:
+            shown = ", ".join(foreign[:5]) + (", ..." if len(foreign) > 5 else "")
+            raise ConfigError(
+                f"{self.uri} is not empty and not a run: it has no {layout.RUN_RECORD}, but holds {shown}.",
+                reason=Reason.NOT_A_RUN,
+                hint="Choose an empty or new folder for the run; nothing was changed.",
+            )
+        ids = {committed.manifest.run_id for committed in discover(self.store, None).generations}
+        if len(ids) > 1:
+            raise ConfigError(
+                f"{self.uri} has no {layout.RUN_RECORD} and generations of several runs: {', '.join(sorted(ids))}.",
+                reason=Reason.FOREIGN_RUN,
+            )
+        return ids.pop() if ids else None
+
+    def __repr__(self) -> str:
+        return f"Run({self.uri!r})"
+
+
+class Writer:
+    """A claimed life: what may write. Thread safe; one save is in flight at a time."""
+
+    def __init__(self, run: Run, life: int, run_id: str) -> None:
+        self.run = run
+        self.life = life
+        self.run_id = run_id
+        # Apart from each other: `begin` runs on the training thread and must never wait for a commit's requests.
+        self._count_lock = threading.Lock()
+        self._commit_lock = threading.Lock()
+        self._attempts = 0
+        self._newest: GenerationId | None = None
+
+    @property
+    def newest(self) -> GenerationId | None:
+        """The newest generation that this life committed."""
+        return self._newest
+
+    def check_fence(self) -> None:
+        """Raises FencedError when a newer life was claimed, StoreError when that cannot be found out."""
+        fence.check_fence(self.run.store, self.life)
+
+    def begin(self, step: int) -> Open:
+        """Begin the generation (life, step). No I/O.
+
+        Raises CommitError (reason STEP_ORDER) for a step at or before this life's newest commit: it would be outranked.
+        """
+        gen = GenerationId(self.life, step)
+        self._check_order(gen)
+        with self._count_lock:
+            write_id = f"a{self._attempts}"
+            self._attempts += 1
+        if not self.run.store.capabilities.put_if_absent:
+            # Two processes may hold one life here: chance keeps their data apart, where numbers cannot.
+            write_id = secrets.token_hex(8)
+        return Open(gen, write_id, self)
+
+    @contextmanager
+    def committing(self, gen: GenerationId) -> Iterator[None]:
+        """Brackets the marker's put by `Written.commit`: commits of one life come one by one and in step order."""
+        with self._commit_lock:
+            self._check_order(gen)
+            yield
+            self._newest = gen
+
+    def prune(self, retention: Retention, *, damaged: Collection[GenerationId] = ()) -> Pruned:
+        """Drop what `retention` lets go, and leftovers. `damaged` generations do not count as kept.
+
+        Raises FencedError (nothing was pruned), StoreError (the next prune goes on where this one stopped).
+        """
+        self.check_fence()
+        return prune(self.run.store, self.run.discover(), retention, life=self.life, damaged=damaged)
+
+    def stop(self, step: int, reason: str, exit_code: int) -> None:
+        """Record that this life stopped on purpose, after `step`. Raises KeyExistsError when it did before, StoreError."""
+        record: dict[str, JSON] = {
+            "format": FORMAT,
+            "life": self.life,
+            "step": step,
+            "reason": reason,
+            "exit_code": exit_code,
+            "created": self.run.clock.now(),
+        }
+        put_once(self.run.store, layout.stop_key(self.life), encode(record))
+
+    def _check_order(self, gen: GenerationId) -> None:
+        if self._newest is not None and gen <= self._newest:
+            raise CommitError(
+                f"Life {self.life} has committed step {self._newest.step}; step {gen.step} would be outranked by it.",
+                reason=Reason.STEP_ORDER,
+            )
+
+    def __repr__(self) -> str:
+        return f"Writer({self.run.uri!r}, life={self.life})"
