@@ -24,7 +24,7 @@ def sharded_tensor_class() -> type[torch.Tensor] | None:
     Why private: it has no public import path, though `torch.distributed.checkpoint` saves and loads it.
     """
     try:
-        from torch.distributed._shard.sharded_tensor import ShardedTensor
+        from torch.distributed._shard.sharded_tensor import ShardedTensor  # type: ignore[attr-defined]
     except ImportError:
         return None
     return ShardedTensor
