@@ -63,6 +63,14 @@ class Estimator:
     _staged: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT), init=False)
     _durable: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT), init=False)
 
+    def __post_init__(self) -> None:
+        # A loss rate seen at another size is carried over by stretching the time it was seen in.
+        stretched = (life.seconds * (life.world_size / self.world_size) ** _WORLD_EXPONENT for life in self.history)
+        self._seen_s = self.prior.seconds + sum(stretched)
+        self._interrupted = sum(life.interrupted for life in self.history)
+        self._saved = sum(life.interrupted and life.saved for life in self.history)
+        self._losses = self.prior.losses + self._interrupted
+
     def saved(
         self, *, blocked_s: float | None = None, staged_s: float | None = None, durable_s: float | None = None
     ) -> None:
@@ -87,18 +95,12 @@ class Estimator:
 
     def mtti_s(self, uptime_s: float = 0.0) -> float:
         """M for this world size; `uptime_s` of the present life counts as time without a loss."""
-        losses, seconds = self.prior.losses, self.prior.seconds + uptime_s
-        for life in self.history:
-            # A loss rate seen at another size, carried over by stretching the time it was seen in.
-            seconds += life.seconds * (life.world_size / self.world_size) ** _WORLD_EXPONENT
-            losses += life.interrupted
-        return seconds / losses
+        return (self._seen_s + uptime_s) / self._losses
 
     @property
     def announced(self) -> float:
         """r: share of the interruptions that were announced and saved; cautious while few were seen."""
-        losses = [life for life in self.history if life.interrupted]
-        return sum(life.saved for life in losses) / (len(losses) + 2)
+        return self._saved / (self._interrupted + 2)
 
     def tau_s(self, uptime_s: float = 0.0) -> float | None:
         """Optimum for the measured C and M, unbounded; None before C is known."""

@@ -9,8 +9,10 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from spot_core.signals.notice import Notice, NoticeKind
+
 WINDOW_S = 25.0
-"""What can be counted on after a stopping notice that names no deadline (30 s of grace, less the way out)."""
+"""What can be counted on after a stopping notice: 30 s of grace, less the way out."""
 UNMEASURED_S = 10.0
 """Assumed time of a save before one was measured."""
 EXIT_S = 1.0
@@ -27,7 +29,7 @@ class Kind(enum.Enum):
     STOP_SAVE = "stop_save"
     """Stop: save this step first."""
     STOP_NOW = "stop_now"
-    """Stop: no save can finish any more (or none may be tried)."""
+    """Stop: no save can finish any more (or none is needed, or none may be tried)."""
 
     @property
     def stops(self) -> bool:
@@ -38,8 +40,8 @@ class Kind(enum.Enum):
 class Decision:
     """One decision for one boundary.
 
-    `reason` is a sentence for the log and the stop record. `deadline` (unix s) is when the machine is expected to go;
-    None without one.
+    `reason` is a sentence for the log and the stop record. `deadline` (unix s) is until when saving may go on before
+    the process has to leave; None without one.
     """
 
     kind: Kind
@@ -51,20 +53,25 @@ CONTINUE = Decision(Kind.CONTINUE)
 
 
 @dataclass(frozen=True)
-class Warning_:
-    """What the policy needs of a notice: `stops` False is an advisory one; `deadline` None means "soon"."""
+class Standing:
+    """A notice that holds, and when (unix s) this run first heard of it."""
 
-    id: str
-    source: str
-    stops: bool
+    notice: Notice
     received: float
-    deadline: float | None = None
-    cancelled: bool = False
+
+
+def remember(standing: Sequence[Standing], notice: Notice, now: float) -> tuple[Standing, ...]:
+    """`standing` with `notice` added, replaced (same id, the first reception counts), or taken back."""
+    before = [s for s in standing if s.notice.id == notice.id]
+    others = tuple(s for s in standing if s.notice.id != notice.id)
+    if notice.kind is NoticeKind.CANCELLED:
+        return others
+    return (*others, Standing(notice, before[0].received if before else now))
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Measured 95th percentiles: start of a save to full copy, start of a save to commit; None before the first."""
+    """Measured 95th percentiles, from the start of a save to its full copy and to its commit; None before the first."""
 
     staged_s: float | None = None
     durable_s: float | None = None
@@ -74,7 +81,8 @@ class Timing:
         """Time to allow for a whole save: the measured p95 and a quarter more, at least one second more."""
         if self.durable_s is None:
             return UNMEASURED_S
-        return self.durable_s + max(1.0, self.durable_s / 4)
+        durable = max(self.durable_s, self.staged_s or 0.0)
+        return durable + max(1.0, durable / 4)
 
 
 @dataclass(frozen=True)
@@ -84,7 +92,7 @@ class Saves:
     `interval_s` is the present time interval (None: steps decide), `step_due` says that the step count asks for a save,
     `since_s` is the time since the last save *started* (or since the start of the life), `in_flight_s` the age of the
     save that is not committed yet (None: none is), `last_step` the step of the last save started (None: none was).
-    `notified` holds the ids of the notices for which a save was already started.
+    `notified` holds the ids of the notices on which a save was already started.
     """
 
     interval_s: float | None
@@ -99,56 +107,66 @@ def decide(
     step: int,
     now: float,
     saves: Saves,
-    warnings: Sequence[Warning_],
+    standing: Sequence[Standing],
     timing: Timing,
     *,
     window_s: float = WINDOW_S,
 ) -> Decision:
     """The decision for the boundary after `step`.
 
-    Stopping notices: while more than the window (or twice the time of a save, if longer) remains, one early save is
-    taken and training goes on; then it stops, with a save if one can finish before the deadline less `EXIT_S`, with the
-    save in flight if that is all there is, else at once. Advisory ones: one early save. Cancelled ones: nothing.
+    A stopping notice whose time has come (`stop_at`) stops the run: with a save if one can finish in what is usable,
+    with the save in flight if that is all there is, else at once. Before that, a maintenance notice and an advisory one
+    cause one early save each, and training goes on.
     """
-    standing = [w for w in warnings if not w.cancelled]
-    stopping = [w for w in standing if w.stops]
+    stopping = [s for s in standing if s.notice.stops and now >= stop_at(s, timing, window_s)]
     if stopping:
-        first = min(stopping, key=lambda w: deadline_of(w, window_s))
-        deadline = deadline_of(first, window_s)
-        if now >= stop_at(first, timing, window_s):
-            return _stop(step, deadline - now - EXIT_S, saves, timing, first, deadline)
-    fresh = [w for w in standing if w.id not in saves.notified]
-    if fresh and saves.in_flight_s is None:
-        if saves.last_step == step:
-            return CONTINUE
-        return Decision(Kind.SAVE, f"early save on a notice from {fresh[0].source}", fresh[0].deadline)
+        first = min(stopping, key=lambda s: usable_until(s, window_s))
+        return _stop(step, now, usable_until(first, window_s), saves, timing, first.notice)
+    for s in standing:
+        early = s.notice.kind in (NoticeKind.ADVISORY, NoticeKind.MAINTENANCE)
+        if early and s.notice.id not in saves.notified and saves.in_flight_s is None and saves.last_step != step:
+            return Decision(Kind.SAVE, f"early save, {s.notice.kind.value} notice from {s.notice.source}")
     return _by_interval(step, saves)
 
 
-def deadline_of(warning: Warning_, window_s: float) -> float:
-    """When the machine is expected to go; `window_s` after the notice when it names no time."""
-    return warning.received + window_s if warning.deadline is None else warning.deadline
+def usable_until(standing: Standing, window_s: float) -> float:
+    """Until when saving may go on (unix s).
+
+    The deadline less `EXIT_S`. A preemption is a best-effort promise, so no more than `window_s` after it was heard of
+    is counted on, whatever deadline it names.
+    """
+    deadline = standing.notice.deadline
+    if deadline is None:
+        return standing.received + window_s
+    if standing.notice.kind is NoticeKind.PREEMPTION:
+        return min(deadline - EXIT_S, standing.received + window_s)
+    return deadline - EXIT_S
 
 
-def stop_at(warning: Warning_, timing: Timing, window_s: float) -> float:
-    """From when on a stopping notice stops the run."""
-    return deadline_of(warning, window_s) - max(window_s, 2 * timing.save_s)
+def stop_at(standing: Standing, timing: Timing, window_s: float) -> float:
+    """From when on (unix s) a stopping notice stops the run.
+
+    A preemption: at once. Maintenance and a time limit keep their time, so training goes on until twice the window, or
+    twice the time of a save if that is longer, remains.
+    """
+    if standing.notice.kind is NoticeKind.PREEMPTION or standing.notice.deadline is None:
+        return standing.received
+    return standing.notice.deadline - 2 * max(window_s, timing.save_s)
 
 
-def _stop(step: int, usable_s: float, saves: Saves, timing: Timing, first: Warning_, deadline: float) -> Decision:
-    why = f"notice from {first.source}, {usable_s:.1f} s usable"
-    pending_s = 0.0
-    if saves.in_flight_s is not None:
-        pending_s = max(timing.save_s - saves.in_flight_s, 0.0)
+def _stop(step: int, now: float, until: float, saves: Saves, timing: Timing, notice: Notice) -> Decision:
+    usable_s = until - now
+    why = f"{notice.kind.value} notice from {notice.source}, {max(usable_s, 0.0):.1f} s usable"
+    pending_s = 0.0 if saves.in_flight_s is None else max(timing.save_s - saves.in_flight_s, 0.0)
     if saves.last_step == step:
         if saves.in_flight_s is None:
-            return Decision(Kind.STOP_NOW, f"{why}: step {step} is saved already", deadline)
-        return Decision(Kind.DRAIN, f"{why}: the save of step {step} is in flight", deadline)
+            return Decision(Kind.STOP_NOW, f"{why}: step {step} is saved already", until)
+        return Decision(Kind.DRAIN, f"{why}: the save of step {step} is in flight", until)
     if pending_s + timing.save_s <= usable_s:
-        return Decision(Kind.STOP_SAVE, f"{why}: a save takes up to {timing.save_s:.1f} s", deadline)
+        return Decision(Kind.STOP_SAVE, f"{why}: a save takes up to {timing.save_s:.1f} s", until)
     if saves.in_flight_s is not None and usable_s > 0:
-        return Decision(Kind.DRAIN, f"{why}: only the save in flight can finish", deadline)
-    return Decision(Kind.STOP_NOW, f"{why}: too short for a save of up to {timing.save_s:.1f} s", deadline)
+        return Decision(Kind.DRAIN, f"{why}: only the save in flight can finish", until)
+    return Decision(Kind.STOP_NOW, f"{why}: too short for a save of up to {timing.save_s:.1f} s", until)
 
 
 def _by_interval(step: int, saves: Saves) -> Decision:
