@@ -1,0 +1,119 @@
+"""What `spot launch` does with signals: real torchrun agent, real workers, the table of torchrun's own ways turned good.
+
+torchrun alone leaves with 1 in every one of these cases, orphans its workers on the third SIGTERM and on SIGUSR1.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from ._launcher import alive, free_port, spot_launch, wait_for
+
+SAVES = {"on": {"SIGTERM": 143, "SIGINT": 143, "SIGUSR1": 143, "SIGUSR2": 143}, "save_s": 1.0, "stop": True}
+TWO = ("--nproc-per-node", "2")
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1"])
+def test_one_signal_reaches_every_worker_once_and_the_code_is_restored(tmp_path: Path, name: str) -> None:
+    with spot_launch(tmp_path, {"*": SAVES}, *TWO) as job:
+        job.started().tell(getattr(signal, name))
+        assert job.code() == 143
+        for rank in (0, 1):
+            # The last one comes from the agent, when its peer left first.
+            assert job.signals(rank) in ([name], [name, "SIGTERM"])
+            assert job.said(rank, "end") == ["143"]
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param("SIGINT", marks=pytest.mark.slow), pytest.param("SIGUSR2", marks=pytest.mark.slow)]
+)
+def test_the_other_signals_are_passed_on_too(tmp_path: Path, name: str) -> None:
+    with spot_launch(tmp_path, {"*": SAVES}, *TWO) as job:
+        job.started().tell(getattr(signal, name))
+        assert job.code() == 143
+        assert job.signals(0)[0] == job.signals(1)[0] == name
+
+
+def test_three_sigterms_neither_cut_the_save_nor_leave_a_worker(tmp_path: Path) -> None:
+    with spot_launch(tmp_path, {"*": {**SAVES, "save_s": 2.0}}, *TWO) as job:
+        job.started()
+        for count in (1, 2, 3):
+            job.tell(signal.SIGTERM).wait_signals(0, count).wait_signals(1, count)
+        assert job.code() == 143
+        assert job.said(0, "end") == job.said(1, "end") == ["143"]
+
+
+def test_one_process_is_stopped_like_many(tmp_path: Path) -> None:
+    with spot_launch(tmp_path, {"*": SAVES}) as job:
+        job.started(1).tell(signal.SIGTERM).wait_signals(0, 1).tell(signal.SIGTERM)
+        assert job.code() == 143
+        assert job.said(0, "end") == ["143"]
+
+
+def test_workers_that_do_not_leave_are_killed_after_the_grace(tmp_path: Path) -> None:
+    deaf = {"on": {"SIGTERM": "ignore"}}
+    with spot_launch(tmp_path, {"*": deaf}, *TWO, "--grace", "1.5") as job:
+        job.started().tell(signal.SIGTERM)
+        assert job.code() == 137  # killed, and no record of a clean stop
+        assert job.signals(0) == job.signals(1) == ["SIGTERM"]
+        assert job.said(0, "end") == job.said(1, "end") == []
+        assert {"SPOT_GRACE_S 1.5", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT 2"} <= set(job.said(0, "env"))
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, pytest.param(signal.SIGSEGV, marks=pytest.mark.slow)])
+def test_a_launcher_that_dies_takes_its_workers_along(tmp_path: Path, signum: int) -> None:
+    deaf = {"on": {"SIGTERM": "ignore"}}
+    with spot_launch(tmp_path, {"*": deaf}, *TWO) as job:
+        pids = job.started().pids()
+        assert alive(pids) == pids
+        job.tell(signum)
+        wait_for(lambda: alive(pids) == [], "the workers die with their launcher")
+        assert job.process.wait(10) == -signum
+
+
+def test_two_launchers_stop_together_when_one_is_told(tmp_path: Path) -> None:
+    plan = {"*": {**SAVES, "save_s": 0.3, "joint": True}}
+    rendezvous = ("--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-id", "two", "--rdzv-endpoint")
+    options = (*rendezvous, f"localhost:{free_port()}")
+    with spot_launch(tmp_path, plan, *options) as first, spot_launch(tmp_path, plan, *options) as second:
+        first.started(2)
+        second.tell(signal.SIGTERM)
+        assert second.code() == 143
+        assert first.code() == 143
+        # Only one launcher was told: ranks are given out by the rendezvous, so which one is not known.
+        assert sorted(len(first.signals(rank)) > 0 for rank in (0, 1)) == [False, True]
+
+
+def test_told_to_leave_while_waiting_for_other_nodes(tmp_path: Path) -> None:
+    options = ("--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-id", "two", "--rdzv-endpoint")
+    with spot_launch(tmp_path, {}, *options, f"localhost:{free_port()}", "--run", str(tmp_path / "run")) as job:
+        children = f"/proc/{job.process.pid}/task/{job.process.pid}/children"
+        wait_for(lambda: os.path.exists(children) and "pt_elastic" in _threads(job.process.pid), "the agent waits")
+        job.tell(signal.SIGTERM)
+        assert job.code() == 143  # no life was begun: nothing to save, the job may come back
+        assert job.pids() == []
+
+
+def _threads(pid: int) -> str:
+    return Path(f"/proc/{pid}/comm").read_text()
+
+
+def test_a_stopped_group_is_not_started_again_in_place(tmp_path: Path) -> None:
+    with spot_launch(tmp_path, {"*": SAVES}, *TWO, "--max-restarts", "2") as job:
+        job.started().tell(signal.SIGTERM).wait_signals(0, 1).wait_signals(1, 1).tell(signal.SIGTERM)
+        assert job.code() == 143
+        assert len(job.said(0, "start")) == len(job.said(1, "start")) == 1
+        assert job.said(0, "end") == job.said(1, "end") == ["143"]
+        assert "TORCH_DISABLE_SHARE_RDZV_TCP_STORE 1" in job.said(0, "env")
+
+
+def test_a_group_that_stopped_by_itself_is_not_started_again_in_place(tmp_path: Path) -> None:
+    """A notice from the cloud reaches the workers, not the launcher."""
+    plan = {"*": {"after": [0.5, 143], "on": {"SIGTERM": 143}, "stop": True}}
+    with spot_launch(tmp_path, plan, *TWO, "--max-restarts", "2") as job:
+        assert job.code() == 143
+        assert len(job.said(0, "start")) == len(job.said(1, "start")) == 1

@@ -1,0 +1,81 @@
+"""A worker that does what its plan says and writes down what happened to it; torch-free, so that it starts at once.
+
+Usage: worker.py FOLDER PLAN [arguments that are only written down]. PLAN is JSON: {rank: {...}}, "*" for every other
+rank, with the keys
+  on        {signal name: what}: "ignore", or an exit code to leave with after the save
+  save_s    how long the save takes
+  after     [seconds, exit code]: leave by itself
+  stop      true: leave the note of a clean stop once saved; "run": claim a life and put the stop record into SPOT_RUN;
+            "life": claim a life and put no record
+  joint     leave when any rank was told to (the agreement, by a file)
+Writes FOLDER/<rank>.log: one line per event.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from spot_core.launch.stoprecord import StopRecord, leave_note, write_stop
+
+ENVIRONMENT = ("SPOT_GRACE_S", "SPOT_EXIT_CODE", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE")
+
+
+def main() -> None:
+    folder, plans, rank = Path(sys.argv[1]), json.loads(sys.argv[2]), os.environ["RANK"]
+    plan = plans.get(rank, plans.get("*", {}))
+    log = (folder / f"{rank}.log").open("a", buffering=1)
+
+    def say(*words: object) -> None:
+        log.write(" ".join(map(str, words)) + "\n")
+
+    code: list[int] = []
+
+    def told(signum: int, frame: object) -> None:
+        name = signal.Signals(signum).name
+        say("signal", name)
+        if (what := plan["on"][name]) != "ignore":
+            code.append(int(what))
+            (folder / "told").touch()
+
+    for name in plan.get("on", {}):
+        signal.signal(getattr(signal, name), told)
+    for name in ENVIRONMENT:
+        say("env", name, os.environ.get(name))
+    say("args", json.dumps(sys.argv[3:]))
+    say("start", os.getpid(), os.environ["TORCHELASTIC_RESTART_COUNT"])
+
+    attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    began = time.monotonic()
+    while not code:
+        time.sleep(0.02)
+        if "after" in plan and time.monotonic() - began > plan["after"][0]:
+            leave = plan["after"][1]
+            code.append(leave[min(attempt, len(leave) - 1)] if isinstance(leave, list) else leave)
+        if plan.get("joint") and (folder / "told").exists():
+            code.append(int(os.environ["SPOT_EXIT_CODE"]))
+
+    until = time.monotonic() + plan.get("save_s", 0)
+    while (left := until - time.monotonic()) > 0:
+        time.sleep(left)
+    record = StopRecord(life=1, step=7, reason="test", exit_code=int(os.environ["SPOT_EXIT_CODE"]))
+    stop = plan.get("stop")
+    if stop is True:
+        leave_note(record)
+    elif stop:
+        from spot_core.layout import life_key
+        from spot_core.store import open_store
+
+        store = open_store(os.environ["SPOT_RUN"])
+        store.put_if_absent(life_key(1), b"{}")
+        if stop == "run":
+            write_stop(store, record)
+    say("end", code[0])
+    os._exit(code[0])
+
+
+main()
