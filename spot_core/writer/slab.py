@@ -105,7 +105,7 @@ class Slab:
         self._stop_prefault.set()
         self.wait_prefaulted()
         self._header.release()
-        self.data.release()
         with contextlib.suppress(BufferError):  # a tensor still views the memory: its end unmaps it
+            self.data.release()
             self._map.close()
         self._close_fd()

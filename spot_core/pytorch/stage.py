@@ -1,0 +1,258 @@
+"""Take the snapshot: copy tensors into the writer's slab, most of them while the next forward and backward run.
+
+Two kinds of tensors. *Stable* ones (parameters, optimizer state) are changed by nothing until `wait_staged` returned:
+a thread copies them in the background, group by group, and the writer follows. All others, and everything small, are
+copied before `stage` returns: forward itself changes some of them (BatchNorm's running statistics, FP8 scales), and a
+late copy of those would be a different step's.
+
+The background copy holds no lock of Python's for longer than it takes to pass a list of tensors (`Tensor.copy_` runs
+without the GIL; `UntypedStorage.copy_`, on which DCP's stager is built, holds it for the whole copy).
+
+On CUDA the background copies run on a side stream that first waits for what is queued on the current stream, into
+page-locked memory; `wait_staged` then makes the current stream wait for them, not the CPU.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Container, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from spot_core.pytorch.pinning import Pinned
+from spot_core.writer import WriterClient
+from spot_core.writer.slab import Slab
+
+SMALL_BYTES = 4096
+"""Tensors up to this size are copied at once: cheaper than to find out whether they are stable."""
+
+_GROUP_BYTES = 64 << 20
+"""The writer hears of the snapshot's progress in steps of about this size."""
+
+
+class Item(Protocol):
+    """One tensor of a snapshot (`PlannedItem`)."""
+
+    @property
+    def tensor(self) -> torch.Tensor: ...
+
+    @property
+    def offset(self) -> int: ...
+
+    @property
+    def nbytes(self) -> int: ...
+
+
+class Plan(Protocol):
+    """What goes where (`RankPlan`): items that do not overlap, at multiples of 64 bytes, in a blob of `size` bytes."""
+
+    @property
+    def items(self) -> Sequence[Item]: ...
+
+    @property
+    def size(self) -> int: ...
+
+
+def storage_ids(tensors: Iterable[torch.Tensor]) -> frozenset[int]:
+    """The addresses of the tensors' storages, as `Stager.stage` wants them; local shards of DTensors."""
+    return frozenset(_storage_id(tensor.to_local() if hasattr(tensor, "to_local") else tensor) for tensor in tensors)
+
+
+def _storage_id(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+@dataclass
+class _Group:
+    """Copies that are started together; `end` is where the snapshot is complete to once they are done."""
+
+    end: int = 0
+    nbytes: int = 0
+    host: tuple[list[torch.Tensor], list[torch.Tensor]] = field(default_factory=lambda: ([], []))
+    cuda: dict[torch.device, tuple[list[torch.Tensor], list[torch.Tensor]]] = field(default_factory=dict)
+
+    def add(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        pair = self.cuda.setdefault(source.device, ([], [])) if source.is_cuda else self.host
+        pair[0].append(target)
+        pair[1].append(source)
+        self.nbytes += target.nbytes
+
+    def copy_host(self) -> None:
+        if self.host[0]:
+            torch._foreach_copy_(*self.host)
+
+    def start_cuda(self, stream: Any) -> None:
+        """Queue the copies from every device, on `stream(device)`."""
+        for device, (targets, sources) in self.cuda.items():
+            with torch.cuda.stream(stream(device)):
+                torch._foreach_copy_(targets, sources, non_blocking=True)
+
+
+@dataclass
+class _Copies:
+    """A plan compiled against a slab: views into it beside the tensors they are filled from."""
+
+    plan: Plan
+    stable: Container[int]
+    slab: Slab
+    now: _Group
+    later: list[_Group]
+    devices: frozenset[torch.device]
+
+
+class Stager:
+    """Copies snapshots into the slab of `client`, one at a time. `stage` and `wait_staged` belong to one thread."""
+
+    def __init__(self, client: WriterClient) -> None:
+        self.staged = threading.Event()
+        """Set when the snapshot is in host memory; also when it failed, which the job's future tells."""
+        self.staged.set()
+        self._client = client
+        self._copies: _Copies | None = None
+        self._memory: Pinned | None = None
+        self._released = threading.Event()  # host copies done, device copies queued
+        self._released.set()
+        self._streams: dict[torch.device, torch.cuda.Stream] = {}
+        self._ends: list[torch.cuda.Event] = []
+        self._work: queue.SimpleQueue[tuple[_Copies, list[torch.cuda.Event]] | Pinned | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def reserve(self, nbytes: int) -> None:
+        """Take (and on CUDA page-lock) the memory for a snapshot of `nbytes` in the background. See the client's."""
+        self._client.reserve(nbytes)
+        slab = self._client.slab
+        if slab is not None and torch.cuda.is_available() and self.staged.is_set():
+            self._hand_over(self._memory_of(slab))
+
+    def stage(self, plan: Plan, stable: Container[int] = frozenset()) -> None:
+        """Begin the snapshot of `plan`; afterwards `client.submit` its job.
+
+        Tensors whose storage is in `stable` (see `storage_ids`) are copied in the background: nothing may change them
+        before `wait_staged` returned. The copies of all others are done, or on CUDA queued, when this returns.
+
+        Raises SaveError while the save before is still being written.
+        """
+        self.staged.wait()  # the snapshot before, whose job may have failed already, is not to write into this one
+        slab = self._client.arm(plan.size)
+        copies = self._compile(plan, stable, slab)
+        with torch.no_grad():
+            copies.now.copy_host()
+            copies.now.start_cuda(torch.cuda.current_stream)
+        if not copies.later and not copies.devices:
+            self._client.advance(plan.size)
+            return
+        self.staged.clear()
+        self._released.clear()
+        self._hand_over((copies, [torch.cuda.current_stream(device).record_event() for device in copies.devices]))
+
+    def wait_staged(self) -> None:
+        """Return when stable tensors may be changed. On CUDA that is once the current stream waits for the copies."""
+        if not self._released.is_set():
+            self._released.wait()
+        ends, self._ends = self._ends, []
+        for end in ends:
+            torch.cuda.current_stream(end.device).wait_event(end)
+
+    def close(self) -> None:
+        """Finish what is being copied, let go of the slab."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            self._work.put(None)
+            thread.join()
+        self._copies = None
+        if self._memory is not None:
+            self._memory.release()
+            self._memory = None
+
+    def _hand_over(self, work: tuple[_Copies, list[torch.cuda.Event]] | Pinned) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="spot-stage", daemon=True)
+            self._thread.start()
+        self._work.put(work)
+
+    def _run(self) -> None:
+        while (work := self._work.get()) is not None:
+            if isinstance(work, Pinned):
+                work.pin()
+                continue
+            copies, ready = work
+            try:
+                with torch.no_grad():
+                    self._copy(copies, ready)
+            except BaseException as error:  # noqa: BLE001 - told to the job's future, the one place that is looked at
+                self._client.fail_staging(f"{type(error).__name__}: {error}")
+            finally:
+                self._released.set()
+                self.staged.set()
+
+    def _copy(self, copies: _Copies, ready: list[torch.cuda.Event]) -> None:
+        if copies.devices:
+            self._copy_from_devices(copies, ready)
+            return
+        for group in copies.later:
+            group.copy_host()
+            self._client.advance(group.end)
+
+    def _copy_from_devices(self, copies: _Copies, ready: list[torch.cuda.Event]) -> None:
+        self._memory_of(copies.slab).pin()
+        for event in ready:
+            self._stream(event.device).wait_event(event)
+        done: list[tuple[int, list[torch.cuda.Event]]] = []
+        for group in copies.later:
+            group.start_cuda(self._stream)
+            done.append((group.end, [self._stream(device).record_event() for device in copies.devices]))
+        for group in copies.later:
+            group.copy_host()
+        # From here on the training may go on, behind these events.
+        self._ends = done[-1][1] if done else ready
+        self._released.set()
+        for end, events in done or [(copies.plan.size, ready)]:
+            for event in events:
+                event.synchronize()
+            self._client.advance(end)
+
+    def _compile(self, plan: Plan, stable: Container[int], slab: Slab) -> _Copies:
+        """The lists to copy by; kept as long as plan, stable set and slab are the same objects."""
+        old = self._copies
+        if old is not None and old.plan is plan and old.slab is slab and (old.stable is stable or old.stable == stable):
+            return old
+        memory = self._memory_of(slab)
+        now, later = _Group(), list[_Group]()
+        with torch.inference_mode(False), torch.no_grad():
+            for item in sorted(plan.items, key=lambda item: item.offset):
+                tensor, nbytes = item.tensor, item.nbytes
+                if not nbytes:
+                    continue
+                target = memory.view(item.offset, nbytes, tensor.dtype, tensor.shape)
+                if nbytes <= SMALL_BYTES or not _can_wait(tensor) or _storage_id(tensor) not in stable:
+                    now.add(target, tensor)
+                    continue
+                if not later or later[-1].nbytes >= _GROUP_BYTES:
+                    later.append(_Group())
+                later[-1].add(target, tensor)
+                later[-1].end = item.offset + nbytes
+        if later:
+            later[-1].end = plan.size
+        devices = frozenset(device for group in (now, *later) for device in group.cuda)
+        self._copies = _Copies(plan, stable, slab, now, later, devices)
+        return self._copies
+
+    def _memory_of(self, slab: Slab) -> Pinned:
+        if self._memory is None or self._memory.slab is not slab:
+            if self._memory is not None:
+                self._memory.release()
+            self._memory = Pinned(slab)
+        return self._memory
+
+    def _stream(self, device: torch.device) -> torch.cuda.Stream:
+        if device not in self._streams:
+            self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        return self._streams[device]
+
+
+def _can_wait(tensor: torch.Tensor) -> bool:
+    """Only of these devices is it known how to order a background copy against the training's own work."""
+    return tensor.device.type in ("cpu", "cuda")
