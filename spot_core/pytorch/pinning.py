@@ -19,13 +19,32 @@ class Pinned:
         self.slab = slab
         with torch.inference_mode(False):
             self._bytes = torch.frombuffer(slab.data, dtype=torch.uint8)
+        self._typed: dict[torch.dtype, torch.Tensor] = {}
+        self._views: dict[tuple[int, torch.dtype, torch.Size], torch.Tensor] = {}
         self._lock = threading.Lock()
         self._tried = False
         self._pinned = False
 
-    def view(self, offset: int, nbytes: int, dtype: torch.dtype, shape: torch.Size) -> torch.Tensor:
-        """A contiguous tensor over `nbytes` bytes of the data from `offset`, a multiple of the element size."""
-        return self._bytes[offset : offset + nbytes].view(dtype).view(shape)
+    def like(self, tensor: torch.Tensor, offset: int) -> torch.Tensor:
+        """A contiguous tensor over the data from byte `offset`, with the shape and dtype of `tensor`.
+
+        `offset` is a multiple of the element size. Views are kept: a state of many small tensors costs some 3 us of
+        Python each to slice, at the first snapshot only.
+        """
+        dtype, shape = tensor.dtype, tensor.shape
+        found = self._views.get((offset, dtype, shape))
+        if found is None:
+            if dtype not in self._typed:
+                self._typed[dtype] = self._bytes.view(dtype)
+            strides = tensor.stride() if tensor.is_contiguous() else _contiguous_strides(shape)
+            found = self._typed[dtype].as_strided(shape, strides, offset // dtype.itemsize)
+            self._views[offset, dtype, shape] = found
+        return found
+
+    def trim(self, count: int) -> None:
+        """Forget the views of past layouts when there are many more than the `count` that a snapshot needs."""
+        if len(self._views) > 2 * count:
+            self._views.clear()
 
     def pin(self) -> None:
         """Page-lock the slab, once. Without the right or the room to do so, copies are slower, not wrong."""
@@ -52,3 +71,11 @@ class Pinned:
             if self._pinned:
                 self._pinned = False
                 torch.cuda.cudart().cudaHostUnregister(self._bytes.data_ptr())  # type: ignore[no-untyped-call]
+
+
+def _contiguous_strides(shape: torch.Size) -> list[int]:
+    strides, step = [0] * len(shape), 1
+    for axis in reversed(range(len(shape))):
+        strides[axis] = step
+        step *= shape[axis]
+    return strides

@@ -220,13 +220,14 @@ class Stager:
         if old is not None and old.plan is plan and old.slab is slab and (old.stable is stable or old.stable == stable):
             return old
         memory = self._memory_of(slab)
+        memory.trim(len(plan.items))
         now, later = _Group(), list[_Group]()
         with torch.inference_mode(False), torch.no_grad():
             for item in sorted(plan.items, key=lambda item: item.offset):
                 tensor, nbytes = item.tensor, item.nbytes
                 if not nbytes:
                     continue
-                target = memory.view(item.offset, nbytes, tensor.dtype, tensor.shape)
+                target = memory.like(tensor, item.offset)
                 if nbytes <= SMALL_BYTES or not _can_wait(tensor) or _storage_id(tensor) not in stable:
                     now.add(target, tensor)
                     continue
@@ -255,4 +256,4 @@ class Stager:
 
 def _can_wait(tensor: torch.Tensor) -> bool:
     """Only of these devices is it known how to order a background copy against the training's own work."""
-    return tensor.device.type in ("cpu", "cuda")
+    return tensor.is_cpu or tensor.is_cuda

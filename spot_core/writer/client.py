@@ -128,7 +128,7 @@ class WriterClient:
 
         Raises SaveError without `arm` before it, and ValueError for an index that is no JSON.
         """
-        index = encode_index(job.index)
+        index = encode_index(job)
         with self._lock:
             self._check_open()
             if not self._armed or self._slab is None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from spot_core.manifest import FORMAT
 from spot_core.writer.digest import CHUNKS_KEY, chunks_entry
 
 
@@ -31,8 +32,8 @@ class RawJson:
 class WriteJob:
     """Write `size` bytes of the slab as the blob, then `index` with the blob's chunk digests beside it.
 
-    With `size` 0 there is no blob. `index` holds JSON values, or `RawJson` at its top level; it must not use the key
-    "chunks", which is the writer's.
+    With `size` 0 there is no blob. `index` holds JSON values, or `RawJson` at its top level. Format and rank are put
+    before it (see `spot_core.parts`); its key "chunks" is the writer's.
     """
 
     rank: int
@@ -41,10 +42,11 @@ class WriteJob:
     index: Mapping[str, Any]
 
 
-def encode_index(index: Mapping[str, Any]) -> bytes:
-    """The index as UTF-8 JSON, one top-level entry at a time, so that no single call holds the GIL for all of it."""
-    if CHUNKS_KEY in index:
+def encode_index(job: WriteJob) -> bytes:
+    """The job's index as UTF-8 JSON, encoded entry by entry, so that no single call holds the GIL for all of it."""
+    if CHUNKS_KEY in job.index:
         raise ValueError(f"an index must not bring its own {CHUNKS_KEY!r} entry: the writer adds it")
+    index = {"format": FORMAT, "rank": job.rank, **job.index}
     entries = [
         json.dumps(key).encode() + b":" + (value.text if isinstance(value, RawJson) else _dumps(value))
         for key, value in index.items()
@@ -54,8 +56,7 @@ def encode_index(index: Mapping[str, Any]) -> bytes:
 
 def finish_index(index: bytes, chunk_digests: list[bytes]) -> bytes:
     """Add the chunk digests to an encoded index without parsing it."""
-    comma = b"," if len(index) > len(b"{}") else b""
-    return index[:-1] + comma + _dumps(CHUNKS_KEY) + b":" + _dumps(chunks_entry(chunk_digests)) + b"}"
+    return index[:-1] + b"," + _dumps(CHUNKS_KEY) + b":" + _dumps(chunks_entry(chunk_digests)) + b"}"
 
 
 def _dumps(value: Any) -> bytes:

@@ -71,7 +71,9 @@ class SlabSource:
         return i * CHUNK_SIZE, min((i + 1) * CHUNK_SIZE, self.size)
 
 
-def write_part(store: Store, gate: Gate, *, rank: int, blob_key: str, index_key: str, size: int, index: bytes) -> Part:
+def write_staged_part(
+    store: Store, gate: Gate, *, rank: int, blob_key: str, index_key: str, size: int, index: bytes
+) -> Part:
     """Store `size` bytes of the slab and the encoded `index`; both are durable on return. Commits nothing.
 
     Raises StoreError (or OSError) from the store, SaveError when staging failed.

@@ -21,7 +21,7 @@ from typing import NoReturn
 
 from spot_core.errors import SaveError
 from spot_core.store import Store, open_store
-from spot_core.writer.part import Gate, write_part
+from spot_core.writer.part import Gate, write_staged_part
 from spot_core.writer.slab import Slab
 from spot_core.writer.wire import Frame, Wire
 
@@ -96,7 +96,7 @@ class _Server:
     def _write(self, frame: Frame, gate: Gate) -> None:
         job = frame.fields
         try:
-            part = write_part(
+            part = write_staged_part(
                 self._open_store(),
                 gate,
                 rank=job["rank"],

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from spot_core.manifest import Part
 from spot_core.store import Store
 from spot_core.writer.job import WriteJob
-from spot_core.writer.part import Gate, write_part
+from spot_core.writer.part import Gate, write_staged_part
 from spot_core.writer.slab import Slab
 
 
@@ -60,7 +60,7 @@ class ThreadBackend:
 
     def _write(self, gate: Gate, number: int, job: WriteJob, index: bytes) -> None:
         try:
-            part = write_part(
+            part = write_staged_part(
                 self._store,
                 gate,
                 rank=job.rank,
