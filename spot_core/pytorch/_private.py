@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.utils.data import DataLoader, IterDataPipe, MapDataPipe
 
 from spot_core.errors import ConfigError
 
@@ -43,3 +44,26 @@ def clone_default_store() -> Any:
         return store.clone()
     except (AttributeError, RuntimeError) as error:
         raise ConfigError(f"the store of the default process group cannot be cloned: {error}") from error
+
+
+def iterates_plainly(loader: DataLoader[Any]) -> bool:
+    """True when `loader` iterates as torch's own DataLoader does, so that one rebuilt from its parts gives the same.
+
+    Why private: a subclass may replace `__iter__` or `_get_iterator`, and nothing public says whether it did; torch
+    also wraps data pipes in a class of its own.
+    """
+    plain = type(loader).__iter__ is DataLoader.__iter__ and type(loader)._get_iterator is DataLoader._get_iterator
+    return plain and not isinstance(loader.dataset, (IterDataPipe, MapDataPipe))
+
+
+def kept_iterator(loader: DataLoader[Any]) -> Any:
+    """The iterator that a DataLoader with persistent workers keeps between passes, else None.
+
+    Why private: ending such workers early is only possible through it; Lightning does it by this very attribute.
+    """
+    return loader._iterator
+
+
+def drop_kept_iterator(loader: DataLoader[Any], value: Any = None) -> None:
+    """Counterpart of `kept_iterator`: the next pass starts workers anew."""
+    loader._iterator = value
