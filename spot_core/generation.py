@@ -148,7 +148,7 @@ class Written:
             return
         if buried is not None:
             raise FencedError(
-                f"Generation {gen} at {store.uri} was pruned by a newer life before its marker came: it does not count.",
+                f"Generation {gen} at {store.uri} was pruned before its marker came: it does not count.",
                 reason=Reason.PRUNED,
             )
 

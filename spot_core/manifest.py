@@ -21,7 +21,7 @@ __all__ = ["FEATURES", "FORMAT", "JSON", "Manifest", "ObjectRef", "Part", "decod
 FORMAT = 1
 FEATURES: frozenset[str] = frozenset()
 
-JSON: TypeAlias = Union[None, bool, int, float, str, Sequence["JSON"], Mapping[str, "JSON"]]
+JSON: TypeAlias = Union[bool, int, float, str, Sequence["JSON"], Mapping[str, "JSON"], None]  # noqa: UP007 - a forward reference
 
 
 def encode(value: Mapping[str, JSON]) -> bytes:

@@ -103,7 +103,9 @@ def discover(store: Store, run_id: str | None) -> Discovery:
     for name in store.list_dirs(layout.GENERATIONS):
         gen = GenerationId.parse(name)
         if gen is None:
-            problems.append(Problem(ProblemKind.FOREIGN, layout.GENERATIONS + name, "Not a generation's name; skipped."))
+            problems.append(
+                Problem(ProblemKind.FOREIGN, layout.GENERATIONS + name, "Not a generation's name; skipped.")
+            )
         else:
             ids[gen] = False
     for info in store.list(layout.GENERATIONS, recursive=False):
@@ -145,7 +147,9 @@ def _look(store: Store, gen: GenerationId, run_id: str | None, *, only_pointed: 
 
     try:
         if store.stat(layout.tombstone_key(gen)) is not None:
-            return None if only_pointed else problem(ProblemKind.PRUNED, "was pruned; leftovers remain.")
+            # An empty folder of a buried generation is nothing: not every file system lets it be removed.
+            left = not only_pointed and bool(store.list(layout.generation_prefix(gen)))
+            return problem(ProblemKind.PRUNED, "was pruned; leftovers remain.") if left else None
         manifest = Manifest.from_bytes(store.get(key), key)
     except KeyMissingError:
         if only_pointed:

@@ -21,10 +21,14 @@ class Retention:
 
     def __post_init__(self) -> None:
         if isinstance(self.keep, bool) or not isinstance(self.keep, int) or self.keep < 1:
-            raise ConfigError(f"keep={self.keep!r}: keep at least 1 generation (2 or more survive a damaged newest one).")
+            raise ConfigError(
+                f"keep={self.keep!r}: keep at least 1 generation (2 or more survive a damaged newest one)."
+            )
         every = self.keep_every
         if every is not None and (isinstance(every, bool) or not isinstance(every, int) or every < 1):
-            raise ConfigError(f"keep_every={every!r}: give steps as a whole number from 1, or None for no long-term ones.")
+            raise ConfigError(
+                f"keep_every={every!r}: give steps as a whole number from 1, or None for no long-term ones."
+            )
 
     def drops(self, ids: Iterable[GenerationId]) -> list[GenerationId]:
         """The ids to drop, oldest first. Never the newest.

@@ -95,7 +95,7 @@ class Run:
         return Writer(self, life, record.run_id)
 
     def _adopted_run_id(self) -> str | None:
-        """The run id of generations whose record was lost; None for an empty place. Raises ConfigError for any other."""
+        """The run id of generations whose record was lost, None for an empty place; ConfigError for any other."""
         names = {*self.store.list_dirs(""), *(info.key for info in self.store.list("", recursive=False))}
         foreign = sorted(name for name in names - layout.KNOWN_NAMES if not name.startswith(".tmp-"))
         if foreign:
@@ -171,7 +171,10 @@ class Writer:
         return prune(self.run.store, self.run.discover(), retention, life=self.life, damaged=damaged)
 
     def stop(self, step: int, reason: str, exit_code: int) -> None:
-        """Record that this life stopped on purpose, after `step`. Raises KeyExistsError when it did before, StoreError."""
+        """Record that this life stopped on purpose, after `step`.
+
+        Raises KeyExistsError when it said so before, StoreError.
+        """
         record: dict[str, JSON] = {
             "format": FORMAT,
             "life": self.life,

@@ -54,9 +54,7 @@ class Verified:
             return b""
         first = at // index.chunk_size
         last = (at + size - 1) // index.chunk_size
-        data = b"".join(
-            _checked_chunk(self.store, self.committed, part.blob, index, i) for i in range(first, last + 1)
-        )
+        data = b"".join(_checked_chunk(self.store, self.committed, part.blob, index, i) for i in range(first, last + 1))
         start = at - first * index.chunk_size
         return data[start : start + size]
 

@@ -22,7 +22,16 @@ from typing import Any, Protocol, runtime_checkable
 
 from spot_core.errors import ConfigError
 
-__all__ = ["BlobSource", "BytesSource", "Capabilities", "ObjectInfo", "Store", "check_key", "check_prefix", "chunk_count"]
+__all__ = [
+    "BlobSource",
+    "BytesSource",
+    "Capabilities",
+    "ObjectInfo",
+    "Store",
+    "check_key",
+    "check_prefix",
+    "chunk_count",
+]
 
 _SEGMENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._=+-]{0,200}|\.tmp-[0-9a-f]{1,64}")
 
@@ -62,7 +71,7 @@ class BlobSource(Protocol):
         """
 
     def padded_chunk(self, i: int) -> memoryview | None:
-        """As `chunk`, in page-aligned memory and rounded up to a multiple of 4096, for O_DIRECT; None if unavailable."""
+        """As `chunk`, in page-aligned memory, rounded up to a multiple of 4096 (for O_DIRECT); None if unavailable."""
 
 
 class BytesSource:
@@ -149,13 +158,14 @@ class Store(Protocol):
     def stat(self, key: str) -> ObjectInfo | None:
         """Size of an object, None when there is none. An error is raised, never told as None."""
 
-    def list(self, prefix: str, *, recursive: bool = True) -> list[ObjectInfo]:
+    def list(self, prefix: str, *, recursive: bool = True) -> Sequence[ObjectInfo]:
         """Objects below `prefix` ("" or ending in "/"), sorted by key; without `recursive` only those directly below.
 
-        A fresh listing: no cache of this process answers. [] when there is nothing; an error is raised, never told as [].
+        A fresh listing: no cache of this process answers. Empty when there is nothing; an error is raised, never told
+        as emptiness.
         """
 
-    def list_dirs(self, prefix: str) -> list[str]:
+    def list_dirs(self, prefix: str) -> Sequence[str]:
         """Sorted names of the "directories" directly below `prefix`. On a file system these include empty ones."""
 
     def delete(self, key: str) -> None:

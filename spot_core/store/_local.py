@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from spot_core.errors import KeyExistsError, KeyMissingError, Reason, StoreError
-from spot_core.store._base import BlobSource, Capabilities, ObjectInfo, check_key, check_prefix, chunk_count
+from spot_core.store import _direct
+from spot_core.store._base import BlobSource, Capabilities, ObjectInfo, check_key, check_prefix
 from spot_core.store._errno import translate
 
 __all__ = ["LocalStore"]
@@ -64,7 +65,7 @@ class LocalStore:
     def put_blob(self, key: str, source: BlobSource) -> None:
         with self._errors("write", key):
             path = self._prepare(key)
-            _write_file(path, source)
+            _direct.write_file(path, source)
             self._sync_dirs(path.parent)
 
     def get(self, key: str) -> bytes:
@@ -74,7 +75,7 @@ class LocalStore:
     def get_ranges(self, key: str, ranges: Sequence[tuple[int, Sequence[memoryview]]], *, threads: int = 4) -> None:
         with self._errors("read", key):
             try:
-                _read_ranges(self._path(key), ranges)
+                _direct.read_ranges(self._path(key), ranges, threads)
             except EOFError as error:
                 raise StoreError(f"{key} at {self.uri} is too short: {error}.", reason=Reason.TRUNCATED) from error
 
@@ -87,7 +88,7 @@ class LocalStore:
         except KeyMissingError:
             return None
 
-    def list(self, prefix: str, *, recursive: bool = True) -> list[ObjectInfo]:
+    def list(self, prefix: str, *, recursive: bool = True) -> Sequence[ObjectInfo]:
         check_prefix(prefix)
         found: list[ObjectInfo] = []
         pending = [prefix]
@@ -105,7 +106,7 @@ class LocalStore:
                     found.append(ObjectInfo(key, about.st_size, about.st_mtime))
         return sorted(found, key=lambda info: info.key)
 
-    def list_dirs(self, prefix: str) -> list[str]:
+    def list_dirs(self, prefix: str) -> Sequence[str]:
         check_prefix(prefix)
         return sorted(entry.name for entry in self._scan(prefix) if entry.is_dir(follow_symlinks=False))
 
@@ -151,7 +152,7 @@ class LocalStore:
     def _sync_dirs(self, folder: Path) -> None:
         _sync_chain(folder, self.root)
 
-    def _scan(self, prefix: str) -> list[os.DirEntry[str]]:
+    def _scan(self, prefix: str) -> Sequence[os.DirEntry[str]]:
         try:
             with self._errors("list", prefix), os.scandir(self.root / prefix) as entries:
                 return list(entries)
@@ -207,21 +208,3 @@ def _sync_chain(folder: Path, top: Path) -> None:
                 os.close(fd)
         if current == top:
             return
-
-
-def _write_file(path: Path, source: BlobSource) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-    with open(fd, "wb") as file:
-        for i in range(chunk_count(source)):
-            file.write(source.chunk(i))
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _read_ranges(path: Path, ranges: Sequence[tuple[int, Sequence[memoryview]]]) -> None:
-    with open(path, "rb") as file:
-        for offset, buffers in ranges:
-            file.seek(offset)
-            for buffer in buffers:
-                if file.readinto(buffer) != buffer.nbytes:
-                    raise EOFError(f"the file ends before {offset + buffer.nbytes}")

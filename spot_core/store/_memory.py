@@ -69,13 +69,13 @@ class MemoryStore:
         data = self._objects.get(check_key(key))
         return None if data is None else ObjectInfo(key, len(data), None)
 
-    def list(self, prefix: str, *, recursive: bool = True) -> list[ObjectInfo]:
+    def list(self, prefix: str, *, recursive: bool = True) -> Sequence[ObjectInfo]:
         check_prefix(prefix)
         with _lock:
             found = sorted((k, len(v)) for k, v in self._objects.items() if k.startswith(prefix))
         return [ObjectInfo(k, size, None) for k, size in found if recursive or "/" not in k[len(prefix) :]]
 
-    def list_dirs(self, prefix: str) -> list[str]:
+    def list_dirs(self, prefix: str) -> Sequence[str]:
         rests = (info.key[len(prefix) :] for info in self.list(prefix))
         return sorted({rest.split("/", 1)[0] for rest in rests if "/" in rest})
 

@@ -55,7 +55,7 @@ def open_store(uri: str | os.PathLike[str], *, storage_options: Mapping[str, Any
     if scheme in ("file", "local"):
         parts = urlsplit(text)
         if parts.netloc not in ("", "localhost"):
-            raise ConfigError(f"{text!r} names the host {parts.netloc!r}; a file URI has three slashes.", hint=_ACCEPTED)
+            raise ConfigError(f"{text!r} names a host; a file URI has three slashes.", hint=_ACCEPTED)
         return _local(unquote(parts.path), storage_options)
     if not text[match.end() :].strip("/"):
         raise ConfigError(f"{text!r} names no place, only a scheme.", hint=_ACCEPTED)
