@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -12,9 +13,10 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 
 class Evidence(Callback):
-    """Appends a line ``{"batch", "step", "epoch", "ids", "loss"}`` per batch to ``folder/rank<r>-life<n>.jsonl``.
+    """Appends a line ``{"batch", "step", "epoch", "ids", "loss", "at"}`` a batch to ``folder/rank<r>-life<n>.jsonl``.
 
-    ``batch`` counts from the start of the run, over all lives. ``final.pt`` holds the weights and the optimizer.
+    ``batch`` counts from the start of the run over all lives, ``step`` the optimizer steps done after it, ``at`` is
+    Unix time. ``final.pt`` holds the weights and the optimizer.
     """
 
     def __init__(self, folder: str) -> None:
@@ -37,6 +39,7 @@ class Evidence(Callback):
             "epoch": trainer.current_epoch,
             "ids": batch[0].tolist(),
             "loss": float(outputs["loss"]),
+            "at": time.time(),
         }
         self._batches += 1
         if self._file is not None:
