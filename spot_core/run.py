@@ -14,12 +14,12 @@ from spot_core.clock import SYSTEM_CLOCK, Clock
 from spot_core.errors import CommitError, ConfigError, Reason
 from spot_core.generation import Committed, Open
 from spot_core.layout import GenerationId
-from spot_core.manifest import FORMAT, JSON, encode
+from spot_core.manifest import JSON
 from spot_core.prune import Pruned, prune
 from spot_core.record import RunRecord, create_record, read_record
 from spot_core.restore import Discovery, Selection, discover, select
 from spot_core.retention import Retention
-from spot_core.store import Store, open_store, put_once
+from spot_core.store import Store, open_store
 from spot_core.verify import Depth, Verified, verify
 
 __all__ = ["Run", "Writer"]
@@ -169,21 +169,6 @@ class Writer:
         """
         self.check_fence()
         return prune(self.run.store, self.run.discover(), retention, life=self.life, damaged=damaged)
-
-    def stop(self, step: int, reason: str, exit_code: int) -> None:
-        """Record that this life stopped on purpose, after `step`.
-
-        Raises KeyExistsError when it said so before, StoreError.
-        """
-        record: dict[str, JSON] = {
-            "format": FORMAT,
-            "life": self.life,
-            "step": step,
-            "reason": reason,
-            "exit_code": exit_code,
-            "created": self.run.clock.now(),
-        }
-        put_once(self.run.store, layout.stop_key(self.life), encode(record))
 
     def _check_order(self, gen: GenerationId) -> None:
         if self._newest is not None and gen <= self._newest:

@@ -37,6 +37,9 @@ _T = TypeVar("_T")
 # Protocols whose `mode="create"` is a condition that the server checks. Everywhere else fsspec looks first and writes
 # then, which two writers can both pass.
 _CONDITIONAL = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az"}
+# Protocols without folders of their own. Elsewhere they are made first (asked to, s3fs would make a bucket).
+_FLAT = _CONDITIONAL | {"memory"}
+_WRITING = {"create", "replace", "write"}
 _MIN_BLOCK, _MAX_PARTS = 16 << 20, 9_000
 """Bytes per uploaded part, and how many parts an object may have (S3 allows 10,000)."""
 _READ_PIECE = 16 << 20
@@ -127,6 +130,7 @@ class FsspecStore:
         return self._retry(lambda: bytes(self._call("read", key, lambda fs: fs.cat_file(path))))
 
     def get_ranges(self, key: str, ranges: Sequence[tuple[int, Sequence[memoryview]]], *, threads: int = 4) -> None:
+        check_key(key)
         pieces = list(_pieces(ranges))
         with ThreadPoolExecutor(max(1, min(threads, len(pieces))), thread_name_prefix="spot-read") as pool:
             for _ in pool.map(lambda piece: self._fill(key, *piece), pieces):
@@ -274,14 +278,9 @@ class FsspecStore:
     def _call(self, verb: str, key: str, action: Callable[[Any], _T]) -> _T:
         with self._errors(verb, key):
             fs = self._fs()
-            try:
-                return action(fs)
-            except FileNotFoundError:
-                if verb not in ("create", "replace", "write") or self._protocol in _CONDITIONAL:
-                    raise
-                # File systems with real folders need them made; object stores would make a bucket of it.
+            if verb in _WRITING and self._protocol not in _FLAT:
                 fs.makedirs(self._path(key).rsplit("/", 1)[0], exist_ok=True)
-                return action(fs)
+            return action(fs)
 
     @contextmanager
     def _errors(self, verb: str, key: str) -> Iterator[None]:
