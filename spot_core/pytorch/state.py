@@ -12,6 +12,7 @@ equal are stored separately and no longer overlap after `join`.
 
 from __future__ import annotations
 
+import base64
 import io
 import re
 from collections import Counter, OrderedDict, defaultdict, deque
@@ -30,7 +31,7 @@ from spot_core.pytorch.codec import KIND
 __all__ = ["Split", "join", "split", "tensor_nodes"]
 
 INLINE_BYTES = 4096
-"""Byte strings above this size become objects, so that the tree stays small."""
+"""Byte strings up to this size stand in the tree, so that most states have no objects beside it."""
 
 _RANK_PREFIX = re.compile(r"rank\d{5,}\.")
 _FACTORIES: dict[str, type] = {
@@ -184,14 +185,18 @@ class _Splitter:
             torch.save(value, data)
         except Exception as error:  # noqa: BLE001 - pickling runs the object's own code, which may raise anything
             return self._refuse(path, type_name, "it cannot be pickled", error)
-        node: dict[str, Any] = {KIND: "object", "fqn": self._unique(path), "type": type_name}
+        node: dict[str, Any] = {KIND: "object", "path": path, "type": type_name}
         try:
             torch.load(io.BytesIO(data.getvalue()), map_location="cpu", weights_only=True)
         except Exception as error:  # noqa: BLE001 - likewise
             if not self._allow_pickle:
                 return self._refuse(path, type_name, "torch.load(weights_only=True) refuses it", error)
             node["pickle"] = True
-        self.objects[node["fqn"]] = data.getvalue()
+        if len(data.getvalue()) <= INLINE_BYTES:
+            node["data"] = base64.b64encode(data.getvalue()).decode("ascii")
+        else:
+            node["fqn"] = self._unique(path)
+            self.objects[node["fqn"]] = data.getvalue()
         return node
 
     def _refuse(self, path: str, type_name: str, why: str, error: Exception) -> Any:
@@ -326,6 +331,8 @@ class _Joiner:
             raise _missing("tensor", node) from None
 
     def bytes_of(self, node: Any) -> bytes:
+        if "data" in node:
+            return base64.b64decode(node["data"])
         try:
             return self._objects[node["fqn"]]
         except KeyError:
@@ -354,7 +361,7 @@ class _Joiner:
         pickled = node.get("pickle", False)
         if pickled and not self._allow_pickle:
             raise ConfigError(
-                f"the state holds a pickled {node['type']} at {node['fqn']!r}; loading it would run code from a file",
+                f"the state holds a pickled {node['type']} at {node['path']!r}; loading it would run code from a file",
                 hint="Set allow_pickle=True if you trust everybody who can write to the run.",
             )
         # The bytes' digest was verified; without allow_pickle nothing but weights_only's own types can come out.

@@ -269,10 +269,13 @@ def test_parameters_gradients_and_strides_come_back() -> None:
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
 @pytest.mark.parametrize("make", [lambda: torch.eye(3).to_sparse(), lambda: torch.eye(3).to_sparse_csr()])
 def test_sparse_tensors_travel_as_objects(make: typing.Callable[[], torch.Tensor]) -> None:
-    parts = split({"s": make()})
-    assert list(parts.objects) == ["s"]
+    small, large = make(), torch.eye(3000).to_sparse()
+    parts = split({"small": small, "large": large})
+    assert list(parts.objects) == ["large"]  # the small one stands in the tree
     assert not parts.tensors
-    assert torch.equal(join(parts.tree, {}, parts.objects)["s"].to_dense(), torch.eye(3))
+    back = join(parts.tree, {}, parts.objects)
+    assert torch.equal(back["small"].to_dense(), torch.eye(3))
+    assert torch.equal(back["large"].to_dense(), torch.eye(3000))
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
@@ -314,7 +317,7 @@ class Bomb:
 
 
 def test_a_malicious_object_is_not_executed() -> None:
-    parts = split({"o": torch.eye(2).to_sparse()})
+    parts = split({"o": torch.eye(3000).to_sparse()})
     for data in (pickle.dumps(Bomb(), protocol=2), _saved(Bomb())):
         with pytest.raises(pickle.UnpicklingError):
             join(parts.tree, {}, {"o": data})
@@ -335,7 +338,7 @@ def _saved(value: object) -> bytes:
         {"$": "dtype", "v": "load"},
         {"$": "telepathy"},
         {"$": "tensor", "fqn": "gone"},
-        {"$": "object", "fqn": "gone", "type": "x"},
+        {"$": "object", "fqn": "gone", "path": "x", "type": "x"},
     ],
     ids=str,
 )
