@@ -99,7 +99,7 @@ class WriterClient:
         """Make room for a snapshot of `nbytes` and take its memory in the background, so that the first save need not.
 
         Call it as early as the size is known, with the size of the whole state (optimizer included, also when its
-        tensors do not exist yet). Has no effect while a job is in flight.
+        tensors do not exist yet). Has no effect while a job is in flight. Raises SaveError when it cannot be had.
         """
         with self._lock:
             self._check_open()
@@ -203,15 +203,17 @@ class WriterClient:
         return self._backend
 
     def _ensure_slab(self, nbytes: int) -> Slab:
-        if self._slab is None or self._slab.capacity < nbytes:
-            old, self._slab = self._slab, Slab.create(nbytes + nbytes // _SLACK)
-            if old is not None:
-                old.close()
-            self._slab.prefault()
         try:
+            if self._slab is None or self._slab.capacity < nbytes:
+                old, self._slab = self._slab, Slab.create(nbytes + nbytes // _SLACK)
+                if old is not None:
+                    old.close()
+                self._slab.prefault()
             self._running_backend().use(self._slab)
         except OSError as error:
-            raise SaveError(f"No writer could be started: {error}. Nothing was written.") from error
+            raise SaveError(
+                f"No writer with {nbytes >> 20} MiB of shared memory could be had: {error}. Nothing was written."
+            ) from error
         return self._slab
 
     def _end(self, number: int, outcome: Part | BaseException) -> None:

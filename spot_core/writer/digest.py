@@ -36,6 +36,14 @@ def chunk_digest(data: Buffer) -> bytes:
     return xxhash.xxh3_128_digest(data)
 
 
+def buffers_digest(buffers: Iterable[Buffer]) -> bytes:
+    """`chunk_digest` of a chunk that lies in several pieces."""
+    digest = xxhash.xxh3_128()
+    for buffer in buffers:
+        digest.update(buffer)
+    return digest.digest()
+
+
 def tree_digest(chunk_digests: Iterable[bytes]) -> str:
     """Digest of a blob, over its chunks' binary digests in order, as `ObjectRef.digest` spells it."""
     return f"{ALGORITHM}-tree:{xxhash.xxh3_128_hexdigest(b''.join(chunk_digests))}"

@@ -113,7 +113,7 @@ def test_a_writer_started_by_a_thread_that_ended_lives_and_dies_with_the_process
 
 
 def test_a_forked_child_that_outlives_the_trainer_does_not_keep_the_writer(tmp_path: Path) -> None:
-    """Neither through the socket it inherited nor (started by a thread) through a parent-death signal that is not set."""
+    """It inherited the socket; and no parent-death signal is set, since a thread started the writer."""
     trainer = Trainer(tmp_path / "run", "--in-thread")
     trainer.tell("fork")
     child = psutil.Process(int(trainer.answer("child")))
