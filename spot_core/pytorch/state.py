@@ -53,7 +53,7 @@ def split(value: Any, *, droppable: Collection[str] = (), allow_pickle: bool = F
     """Take `value` apart; see the module text.
 
     droppable: dotted paths under which a value that cannot be saved is left out (its type's name stays in the tree)
-        instead of refused, e.g. ``("hyper_parameters",)``.
+        instead of refused, e.g. ``("hyper_parameters",)``; ``""`` stands for everywhere.
     allow_pickle: save such values as pickles, which `join` will load only with `allow_pickle=True`.
 
     Raises ConfigError, before anything is written, for a value that could not be loaded back, for a state that contains
@@ -200,7 +200,7 @@ class _Splitter:
         return node
 
     def _refuse(self, path: str, type_name: str, why: str, error: Exception) -> Any:
-        if any(path == root or path.startswith(f"{root}.") for root in self._droppable):
+        if any(root in ("", path) or path.startswith(f"{root}.") for root in self._droppable):
             return {KIND: "dropped", "type": type_name}
         raise ConfigError(
             f"the state holds a {type_name} at {path!r} which could not be loaded back safely: {why}. "

@@ -13,6 +13,8 @@ import torch
 
 def bits(tensor: torch.Tensor) -> bytes:
     """The values of a tensor as bytes, row-major."""
+    if tensor.is_sparse:
+        return bits(tensor.coalesce().indices()) + bits(tensor.coalesce().values())
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     return flat.view(torch.uint8).numpy().tobytes()
 
