@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -131,6 +132,10 @@ def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 def curves(folder: Path) -> dict[str, list[tuple[int, float]]]:
     """TensorBoard's own reading of the curves: a list of (step, value) a tag."""
+    if not folder.is_dir():
+        return {}
+    # It warns of each purge, which is what is asked of it.
+    logging.getLogger("tensorboard").setLevel(logging.ERROR)
     events = EventAccumulator(str(folder), size_guidance={"scalars": 0})
     events.Reload()
     return {tag: [(item.step, item.value) for item in events.Scalars(tag)] for tag in events.Tags()["scalars"]}

@@ -9,6 +9,7 @@ bit. 1: something differs; it is printed.
 from __future__ import annotations
 
 import json
+import secrets
 import subprocess
 import sys
 from collections.abc import Callable
@@ -167,7 +168,7 @@ def _how(ended: Ended) -> str:
 
 
 def _table(proof: Proof) -> Table:
-    table = Table(title="Lives of the main job")
+    table = Table(title="Lives of the job that was killed")
     for name in ("life", "went on from", "ended", "reached", "newest commit", "steps lost"):
         table.add_column(name, justify="left" if name == "ended" else "right")
     for number, life in enumerate(proof.lives, start=1):
@@ -191,18 +192,20 @@ def main(
     epochs: Annotated[int, typer.Option(min=1)] = 3,
     windows: Annotated[int, typer.Option(min=32)] = 3200,
     interval: Annotated[int, typer.Option(min=1, help="Optimizer steps between two saves.")] = 25,
-    seed: Annotated[int, typer.Option(help="Chooses the instants of the kills.")] = 1,
+    seed: Annotated[int | None, typer.Option(help="Chooses the instants of the kills; at random by default.")] = None,
 ) -> None:
     """Kill the training, start it again with the same command, and compare it with a control bit for bit."""
     console = Console()
     if folder.exists() and any(folder.iterdir()):
         console.print(f"{folder} is not empty; name a new folder.")
         raise typer.Exit(2)
+    seed = secrets.randbelow(1_000_000) if seed is None else seed
+    console.print(f"kills: {kills}, --seed {seed} repeats them")
     job = Job(folder.resolve(), ranks, workers, accumulate, epochs, windows, interval)
     try:
         proof = prove(folder.resolve(), job, kills, seed, console.print)
     except RuntimeError as error:
-        console.print(str(error), markup=False)
+        console.print(str(error), markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(1) from error
     console.print(_table(proof))
     image = folder / "loss.png"
@@ -210,11 +213,12 @@ def main(
     console.print(f"picture: {image}")
     if proof.problems:
         for problem in proof.problems:
-            console.print(f"DIFFERS: {problem}", markup=False)
+            console.print(f"DIFFERS: {problem}", markup=False, soft_wrap=True)
         raise typer.Exit(1)
     console.print(
         f"Same as the control, bit for bit: weights, optimizer state, samples and losses of every batch, curves. "
-        f"{proof.verified} committed generations pass `spot verify --depth digests`."
+        f"{proof.verified} committed generations pass `spot verify --depth digests`.",
+        soft_wrap=True,
     )
 
 
