@@ -11,20 +11,18 @@ from spot_core.signals.base import LookFailed
 
 
 class MetadataClient:
-    """A client for one link-local address.
+    """A client for one link-local address. May be used by several threads.
 
-    ``trust_env`` is off: a proxy from the environment would answer in the place of the machine's own service.
+    It stands on httpx's transport, below its client: a proxy from the environment would answer in the place of the
+    machine's own service, and the client logs every request, which every few seconds would drown the training's log.
     """
 
     def __init__(self, base_url: str, *, timeout_s: float = 2.0, headers: Mapping[str, str] | None = None) -> None:
         self.base_url = base_url.rstrip("/")
-        self._http = httpx.Client(
-            base_url=self.base_url,
-            timeout=timeout_s,
-            headers=dict(headers or {}),
-            trust_env=False,
-            follow_redirects=False,
-            limits=httpx.Limits(max_connections=2, max_keepalive_connections=1),
+        self._timeout_s = timeout_s
+        self._headers = dict(headers or {})
+        self._transport = httpx.HTTPTransport(
+            trust_env=False, limits=httpx.Limits(max_connections=2, max_keepalive_connections=1)
         )
 
     def request(
@@ -39,19 +37,24 @@ class MetadataClient:
     ) -> httpx.Response:
         """One request, any status. Raises LookFailed when no answer came."""
         try:
-            return self._http.request(
+            timeout = httpx.Timeout(self._timeout_s if timeout_s is None else timeout_s)
+            request = httpx.Request(
                 method,
-                path,
-                headers=dict(headers or {}),
+                self.base_url + path,
+                headers={**self._headers, **(headers or {})},
                 params=dict(params or {}),
                 json=json,
-                timeout=self._http.timeout if timeout_s is None else timeout_s,
+                extensions={"timeout": timeout.as_dict()},
             )
-        except httpx.HTTPError as error:
+            response = self._transport.handle_request(request)
+            response.request = request
+            response.read()
+        except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError) as error:
             raise LookFailed(f"{method} {self.base_url}{path}: {type(error).__name__}: {error}") from error
+        return response
 
     def close(self) -> None:
-        self._http.close()
+        self._transport.close()
 
 
 def unexpected(response: httpx.Response) -> LookFailed:

@@ -14,17 +14,24 @@ from spot_core.testing.metadata.server import MetadataServer, Reply, Request
 
 
 class FakeAzure(MetadataServer):
-    """``slow_first_call``: the first call for events waits until `finish_first_call` (the real service: up to two minutes).
+    """``slow_first_call``: the first call for events waits until `finish_first_call` (the real one: up to two minutes).
 
     An event keeps its id when it starts; every change raises the incarnation.
     """
 
     EVENTS = "/metadata/scheduledevents"
 
-    def __init__(self, *, clock: Clock = SYSTEM_CLOCK, machine: str = "trainer-0", slow_first_call: bool = False) ->
-    None: super().__init__(clock=clock) self.machine = machine self.acknowledged: list[str] = [] self._enabled =
-    threading.Event() if not slow_first_call: self._enabled.set() self._incarnation = 1 self._events: dict[str,
-    dict[str, Any]] = {}
+    def __init__(
+        self, *, clock: Clock = SYSTEM_CLOCK, machine: str = "trainer-0", slow_first_call: bool = False
+    ) -> None:
+        super().__init__(clock=clock)
+        self.machine = machine
+        self.acknowledged: list[str] = []
+        self._enabled = threading.Event()
+        if not slow_first_call:
+            self._enabled.set()
+        self._incarnation = 1
+        self._events: dict[str, dict[str, Any]] = {}
 
     def finish_first_call(self) -> None:
         self._enabled.set()

@@ -13,8 +13,9 @@ _ROOT = "/computeMetadata/v1/instance/"
 
 
 class FakeGcp(MetadataServer):
-    """``waits`` False is a server (or proxy) that ignores ``wait_for_change``; ``flavor`` False leaves the header out of
-    answers, as something that is not the metadata server does."""
+    """``waits`` False is a server (or proxy) that ignores ``wait_for_change``; ``flavor`` False leaves the header out
+    of answers, as something that is not the metadata server does.
+    """
 
     PREEMPTED = _ROOT + "preempted"
     MAINTENANCE = _ROOT + "maintenance-event"

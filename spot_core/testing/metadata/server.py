@@ -130,8 +130,13 @@ class MetadataServer(ABC):
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) ->
-    None: self._released.set() self._server.shutdown() self._server.server_close() self._thread.join()
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._released.set()
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
 
 
 class _Server(ThreadingHTTPServer):
