@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 from typing import Any
 
 import typer
@@ -11,8 +10,6 @@ from typer.core import TyperCommand
 
 from spot_core.errors import ConfigError
 from spot_core.launch.supervisor import Supervisor
-
-USAGE_ERROR = 2
 
 
 class TorchrunCommand(TyperCommand):
@@ -34,14 +31,8 @@ def launch(ctx: typer.Context) -> None:
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
-        sys.stderr.write("spot launch needs torch: pip install 'lightning-spot[torch]'\n")
-        raise typer.Exit(USAGE_ERROR) from error
-    try:
-        code = run_torchrun(ctx.args, supervisor)
-    except ConfigError as error:
-        sys.stderr.write(f"spot launch: {error}\n")
-        raise typer.Exit(USAGE_ERROR) from error
-    raise typer.Exit(code)
+        raise ConfigError("spot launch needs torch.", hint="pip install 'lightning-spot[torch]'") from error
+    raise typer.Exit(run_torchrun(ctx.args, supervisor))
 
 
 def register(app: typer.Typer) -> None:

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from spot_core.errors import FormatError, StoreError
+from spot_core.fence import newest_life
 from spot_core.launch.exit_code import Evidence
-from spot_core.launch.stoprecord import StopRecord, newest_life, read_note, read_stop
+from spot_core.launch.stoprecord import StopRecord, read_note, read_stop
 
 if TYPE_CHECKING:
     from spot_core.store import Store
@@ -50,7 +51,7 @@ class Witness:
             _log.warning("The workers' stop note cannot be read: %s", error)
             note = None
         if note is not None:
-            return (Evidence.STOPPED if note.clean else Evidence.UNFINISHED), note
+            return Evidence.STOPPED, note
         store, before = self._store, self._life_before
         if store is None or before is None:
             return Evidence.UNKNOWN, None
@@ -60,7 +61,7 @@ class Witness:
         if life == before:
             return Evidence.NOT_BEGUN, None
         record = self._ask(store, lambda: read_stop(store, life), "after the workers ended")
-        return (Evidence.STOPPED if record is not None and record.clean else Evidence.UNFINISHED), record
+        return (Evidence.UNFINISHED if record is None else Evidence.STOPPED), record
 
     def _ask(self, store: Store, question: Callable[[], _T], when: str) -> _T | None:
         try:

@@ -12,10 +12,6 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from spot_core.errors import ConfigError
-
-# 128 + SIGTERM: what a shell reports for a terminated child, retryable in Kubeflow, matchable in Kubernetes and Slurm.
-DEFAULT_EXIT_CODE = 143
 # The answer when the workers' own codes cannot be trusted or are not known.
 FAILED = 1
 
@@ -38,19 +34,6 @@ class Verdict:
     stopped: bool = False  # the job asks to be started again
 
 
-def check_exit_code(code: int) -> int:
-    """`code` itself when it can stand for a clean stop. Raises ConfigError for 0, 1 and what is no exit status."""
-    if code in (0, 1):
-        meaning = "the job is done" if code == 0 else "the job failed"
-        raise ConfigError(
-            f"exit code {code} cannot mean 'start me again': to every orchestrator it means that {meaning}.",
-            hint=f"Use 2 to 255: {DEFAULT_EXIT_CODE} (default), 85 for HTCondor.",
-        )
-    if not 2 <= code <= 255:
-        raise ConfigError(f"exit code {code} is no exit status.", hint="Use 2 to 255.")
-    return code
-
-
 def shell_code(returncode: int) -> int:
     """Exit status (0..255) of a process that ended with `returncode`; -n (killed by signal n) becomes 128 + n."""
     return 128 - returncode if returncode < 0 else returncode
@@ -60,7 +43,7 @@ def verdict(
     failures: Sequence[int] | None,
     *,
     evidence: Evidence,
-    exit_code: int = DEFAULT_EXIT_CODE,
+    exit_code: int,
     asked_to_stop: bool = False,
 ) -> Verdict:
     """The launcher's exit code.

@@ -1,27 +1,23 @@
-"""The stop record: "life 3 stopped cleanly at step 1200, because of SIGTERM"; in the run and as a note to the launcher.
+"""The stop record: "life 3 stopped at step 1200, because of SIGTERM"; in the run, and as a note to the launcher.
 
-In the run it is the object `stops/000003.json`, put once, after every rank's state was committed and before any rank
-leaves. The note is the same JSON in a local file that the launcher names in SPOT_STOP_NOTE: it needs no store, no
-credentials and no URI on the launcher's side.
+In the run it is the object `stops/000003.json`, put once by rank 0, after the last save's outcome is known and before
+any rank leaves. It says that the life ended in order and may be started again, not that its last save succeeded: what
+is committed, the generations say. The note is the same JSON in a local file that the launcher names in
+SPOT_STOP_NOTE: it needs no store, no credentials and no URI on the launcher's side.
 """
 
 from __future__ import annotations
 
-import json
-import logging
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from spot_core.errors import FormatError, KeyExistsError, KeyMissingError
-from spot_core.layout import LIVES, life_of, stop_key
-
-if TYPE_CHECKING:
-    from spot_core.store import Store
-
-_log = logging.getLogger(__name__)
+from spot_core.errors import FormatError, KeyMissingError
+from spot_core.layout import stop_key
+from spot_core.manifest import FORMAT, decode, encode
+from spot_core.store import Store, put_once
 
 STOP_NOTE = "SPOT_STOP_NOTE"  # environment variable: where the launcher looks for the note
 
@@ -31,40 +27,37 @@ class StopRecord:
     """What a life leaves behind when it stops on request."""
 
     life: int
-    step: int  # optimizer steps that the newest committed generation holds
-    reason: str  # what asked for the stop, in words
-    exit_code: int  # code that every rank leaves with
-    clean: bool = True  # False: the life stopped in order, but the save before the stop did not become whole
-    created: float = 0.0  # unix seconds
+    step: int
+    """Optimizer steps taken when it stopped."""
+    reason: str
+    """What asked for the stop, in words."""
+    exit_code: int
+    """Code that every rank leaves with."""
+    created: float = 0.0
+    """Unix seconds."""
 
     def to_json(self) -> bytes:
-        return json.dumps(asdict(self), sort_keys=True).encode()
+        return encode({"format": FORMAT, **asdict(self)})
 
     @classmethod
-    def from_json(cls, data: bytes, *, where: str) -> StopRecord:
-        """Read a record, ignoring fields of newer releases. Raises FormatError, naming `where` it was found."""
+    def from_json(cls, data: bytes, what: str) -> StopRecord:
+        """Read a record; fields that newer releases add are ignored. Raises FormatError, which names `what`."""
+        fields: Mapping[str, Any] = decode(data, what)
         try:
-            fields: Mapping[str, Any] = json.loads(data)
             return cls(
                 life=int(fields["life"]),
                 step=int(fields["step"]),
                 reason=str(fields["reason"]),
                 exit_code=int(fields["exit_code"]),
-                clean=bool(fields.get("clean", True)),
                 created=float(fields.get("created", 0.0)),
             )
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise FormatError(
-                f"{where} is no stop record ({type(error).__name__}: {error}); the run's generations are untouched."
-            ) from error
+        except (ValueError, KeyError, TypeError) as error:
+            raise FormatError(f"{what} is damaged ({error!r}); the run's generations are untouched.") from error
 
 
 def write_stop(store: Store, record: StopRecord) -> None:
-    """Put the record of `record.life`; the first one stays. Raises StoreError."""
-    try:
-        store.put_if_absent(stop_key(record.life), record.to_json())
-    except KeyExistsError:
-        _log.debug("life %d has a stop record already", record.life)
+    """Put the record of `record.life`. Raises KeyExistsError when that life said so before, StoreError."""
+    put_once(store, stop_key(record.life), record.to_json())
 
 
 def read_stop(store: Store, life: int) -> StopRecord | None:
@@ -73,16 +66,13 @@ def read_stop(store: Store, life: int) -> StopRecord | None:
         data = store.get(stop_key(life))
     except KeyMissingError:
         return None
-    return StopRecord.from_json(data, where=f"{store.uri}/{stop_key(life)}")
-
-
-def newest_life(store: Store) -> int:
-    """Number of the newest claimed life, 0 when the run has none. Raises StoreError."""
-    return max((life_of(info.key) or 0 for info in store.list(LIVES)), default=0)
+    return StopRecord.from_json(data, f"The stop record {stop_key(life)} at {store.uri}")
 
 
 def leave_note(record: StopRecord, environ: Mapping[str, str] = os.environ) -> None:
-    """Tell the launcher of this process, if there is one, that the run has stopped. Any rank may call it."""
+    """Tell the launcher of this process, if there is one, that the run has stopped. Every rank calls it, when the
+    stop record is in the run: a launcher hears only the ranks of its own machine. Raises OSError.
+    """
     if not (name := environ.get(STOP_NOTE)):
         return
     note = Path(name)
@@ -92,8 +82,8 @@ def leave_note(record: StopRecord, environ: Mapping[str, str] = os.environ) -> N
 
 
 def read_note(note: Path) -> StopRecord | None:
-    """The note the workers left, None when there is none. Raises FormatError."""
+    """The note the workers left, None when there is none. Raises FormatError, OSError."""
     try:
-        return StopRecord.from_json(note.read_bytes(), where=str(note))
+        return StopRecord.from_json(note.read_bytes(), f"The stop note {note}")
     except FileNotFoundError:
         return None

@@ -15,23 +15,24 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from torch.distributed import run as torchrun
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, record
 
+from spot_core.config import Settings
 from spot_core.errors import ConfigError
-from spot_core.launch import slurm, tether
+from spot_core.launch import tether
 from spot_core.launch.evidence import Witness
-from spot_core.launch.exit_code import DEFAULT_EXIT_CODE, Evidence, Verdict, check_exit_code, verdict
+from spot_core.launch.exit_code import Evidence, Verdict, verdict
 from spot_core.launch.stoprecord import STOP_NOTE, StopRecord
 from spot_core.launch.supervisor import MESSAGES, STOPPING, LauncherSignal, Supervisor
-from spot_core.launch.termination import write_termination_log
+from spot_core.signals.kubernetes import write_termination_log
+from spot_core.signals.slurm import requeue
+from spot_core.store import Store, open_store
 
 _log = logging.getLogger(__name__)
 
-DEFAULT_GRACE_S = 30.0
 ENV_RUN, ENV_GRACE, ENV_EXIT_CODE = "SPOT_RUN", "SPOT_GRACE_S", "SPOT_EXIT_CODE"
 ENV_SHUTDOWN = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 ENV_OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
@@ -48,20 +49,25 @@ def parser() -> argparse.ArgumentParser:
         "passed on to the workers, no worker left behind."
     )
     own = options.add_argument_group("spot")
-    own.add_argument("--run", default=os.environ.get(ENV_RUN), help=f"URI of the run (env {ENV_RUN})")
+    own.add_argument(
+        "--run",
+        metavar="URI",
+        default=os.environ.get(ENV_RUN),
+        help=f"where the run is, to look for its stop record (env {ENV_RUN})",
+    )
     own.add_argument(
         "--grace",
         type=float,
-        default=os.environ.get(ENV_GRACE, DEFAULT_GRACE_S),
-        help=f"seconds between the notice and the end of the machine (env {ENV_GRACE}, default %(default)s); workers "
-        f"still there then are killed, unless --shutdown-timeout or {ENV_SHUTDOWN} says otherwise",
+        metavar="SECONDS",
+        help=f"time between the notice and the end of the machine (env {ENV_GRACE}, default {Settings.grace_s:g}); "
+        f"workers still there then are killed, unless --shutdown-timeout or {ENV_SHUTDOWN} says otherwise",
     )
     own.add_argument(
         "--exit-code",
         "--exit_code",
         type=int,
-        default=os.environ.get(ENV_EXIT_CODE, DEFAULT_EXIT_CODE),
-        help=f"exit code of a clean stop (env {ENV_EXIT_CODE}, default %(default)s; 85 for HTCondor)",
+        metavar="CODE",
+        help=f"exit code of a clean stop (env {ENV_EXIT_CODE}, default {Settings.exit_code}; 85 for HTCondor)",
     )
     own.add_argument(
         "--slurm-requeue",
@@ -77,37 +83,37 @@ def launch(argv: Sequence[str], supervisor: Supervisor) -> int:
     """Run torchrun's agent with `argv` and return the exit code for this process.
 
     Blocks until every worker on this machine has ended. `supervisor` has been started before torch was imported.
-    Raises ConfigError before anything starts; SystemExit from the option parser (`--help`, wrong options).
+    Raises ConfigError and StoreError before anything starts; SystemExit from the option parser (`--help`, wrong
+    options).
     """
     args = parser().parse_args(list(argv))
-    check_exit_code(args.exit_code)
+    settings = Settings.from_env(grace_s=args.grace, exit_code=args.exit_code)
     with tempfile.TemporaryDirectory(prefix="spot-launch-") as notes:
         note = Path(notes) / "stop.json"
         witness = Witness(_open_run(args.run), note)
-        kill_after_s = _set_environment(args, note)
-        _tie_workers(args, note, supervisor)
+        kill_after_s = _set_environment(args, settings, note)
         supervisor.configure(kill_after_s=kill_after_s, agent_stops_workers=args.max_restarts > 0)
+        script = args.training_script
+        _tie_workers(args, settings, note, supervisor)
         witness.before()
-        failures, report = _run_agent(args)
+        failures, report = _run_agent(args, script)
         supervisor.finish()
         evidence, stop = (None, None) if failures == [] else witness.after()
     result = verdict(
         failures,
         evidence=evidence or Evidence.UNKNOWN,
-        exit_code=stop.exit_code if stop else args.exit_code,
+        exit_code=stop.exit_code if stop else settings.exit_code,
         asked_to_stop=supervisor.stop_signal is not None,
     )
     _tell(result, report, stop)
-    if result.stopped and args.slurm_requeue:
-        slurm.requeue()
+    if result.stopped and args.slurm_requeue and os.environ.get("SLURM_PROCID", "0") == "0":
+        requeue()
     return result.code
 
 
-def _open_run(uri: str | None) -> Any:
+def _open_run(uri: str | None) -> Store | None:
     if not uri:
         return None
-    from spot_core.store import open_store
-
     store = open_store(uri)
     if not store.capabilities.reopenable:
         raise ConfigError(
@@ -117,18 +123,16 @@ def _open_run(uri: str | None) -> Any:
     return store
 
 
-def _set_environment(args: argparse.Namespace, note: Path) -> float:
+def _set_environment(args: argparse.Namespace, settings: Settings, note: Path) -> float:
     """Set what workers and agent read from the environment; returns the seconds from a stop signal to SIGKILL."""
-    if not args.grace > 0 or math.isinf(args.grace):
-        raise ConfigError(f"--grace {args.grace:g}: the grace is a positive number of seconds.")
-    os.environ[ENV_GRACE] = f"{args.grace:g}"
-    os.environ[ENV_EXIT_CODE] = str(args.exit_code)
+    os.environ[ENV_GRACE] = f"{settings.grace_s:g}"
+    os.environ[ENV_EXIT_CODE] = str(settings.exit_code)
     os.environ[STOP_NOTE] = str(note)
     if args.run:
         os.environ[ENV_RUN] = args.run
     explicit = getattr(args, "shutdown_timeout", None)
     if explicit is None:
-        os.environ.setdefault(ENV_SHUTDOWN, str(math.ceil(args.grace)))
+        os.environ.setdefault(ENV_SHUTDOWN, str(math.ceil(settings.grace_s)))
         explicit = int(os.environ[ENV_SHUTDOWN])
     if args.max_restarts > 0:
         # Restarted workers otherwise find the store of the attempt before, with its keys: new process groups then
@@ -142,7 +146,7 @@ def _set_environment(args: argparse.Namespace, note: Path) -> float:
     return float(explicit)
 
 
-def _tie_workers(args: argparse.Namespace, note: Path, supervisor: Supervisor) -> None:
+def _tie_workers(args: argparse.Namespace, settings: Settings, note: Path, supervisor: Supervisor) -> None:
     """Put `tether.py` in front of the workers' command line, which is built here as torchrun would build it."""
     if args.run_path:
         raise ConfigError(
@@ -161,19 +165,20 @@ def _tie_workers(args: argparse.Namespace, note: Path, supervisor: Supervisor) -
         *("-I", "-S", str(Path(tether.__file__).resolve())),
         *("--launcher", str(os.getpid())),
         *("--stop-note", str(note)),
-        *("--exit-code", str(args.exit_code)),
+        *("--exit-code", str(settings.exit_code)),
         *("--unblock", ",".join(str(int(each)) for each in sorted(supervisor.blocked))),
         *("--", *command),
     ]
 
 
-def _run_agent(args: argparse.Namespace) -> tuple[list[int] | None, str]:
+def _run_agent(args: argparse.Namespace, script: str) -> tuple[list[int] | None, str]:
     """Workers' failures as `exit_code.verdict` wants them, and what the agent has to say about them."""
     try:
         record(torchrun.run)(args)
     except ChildFailedError as error:
         by_time = sorted(error.failures.values(), key=lambda failure: failure.timestamp)
-        return [failure.exitcode for failure in by_time], str(error)
+        report = str(ChildFailedError(script, error.failures))  # under the script's name, not the tether's
+        return [failure.exitcode for failure in by_time], report
     except (SignalException, LauncherSignal) as error:
         return None, str(error)
     except Exception as error:  # noqa: BLE001 - a lost rendezvous has many classes; all end here: reported, exit code 1
@@ -189,4 +194,4 @@ def _tell(result: Verdict, report: str, stop: StopRecord | None) -> None:
     elif result.code:
         _log.error("%s\nExit code %d: %s", report, result.code, result.why)
     if result.stopped and stop is not None:
-        write_termination_log(stop)
+        write_termination_log(stop.to_json().decode())

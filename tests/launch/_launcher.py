@@ -17,8 +17,7 @@ from typing import Any
 import psutil
 
 WORKER = Path(__file__).with_name("worker.py")
-APP = "import typer; from spot_core.cli import launch; app = typer.Typer(callback=lambda: None); launch.register(app); app()"
-SPOT = [sys.executable, "-c", APP, "launch"]
+SPOT = [sys.executable, "-m", "spot_core.cli", "launch"]
 PATIENCE_S = 60.0
 
 

@@ -18,6 +18,7 @@ import os
 import signal
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from spot_core.launch.stoprecord import StopRecord, leave_note, write_stop
@@ -67,13 +68,11 @@ def main() -> None:
     if stop is True:
         leave_note(record)
     elif stop:
-        from spot_core.layout import life_key
-        from spot_core.store import open_store
+        from spot_core.run import Run
 
-        store = open_store(os.environ["SPOT_RUN"])
-        store.put_if_absent(life_key(1), b"{}")
+        writer = Run.open(os.environ["SPOT_RUN"]).claim()
         if stop == "run":
-            write_stop(store, record)
+            write_stop(writer.run.store, replace(record, life=writer.life))
     say("end", code[0])
     os._exit(code[0])
 
