@@ -134,7 +134,7 @@ class ResumableView:
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The next `iter` goes on from this place."""
+        """The next `iter` goes on from this place; with `ended` set, at the beginning of the pass after it."""
         self._pending = dict(state)
         rng = state.get("rng_before_next")
         self._reseed = None if rng is None else CpuRng.from_state(rng)
@@ -183,10 +183,11 @@ class IndexedView(ResumableView):
     def _open(self) -> Iterator[Any]:
         state = self._take_pending()
         opening = _Opening(self._loader)
-        if state is None or state["pass"] < 0:
+        if state is not None:
+            self._seed, self._pass = state["seed"], state["pass"]
+        if state is None or state["pass"] < 0 or state.get("ended"):
             self._pass += 1
         else:
-            self._seed, self._pass = state["seed"], state["pass"]
             opening.take_up(state, self._world_size)
         opening.seeds(self._seed, self._pass, self._rank)
         opening.remember()
@@ -387,12 +388,13 @@ class ReplayView(ResumableView):
 
     def _open(self) -> Iterator[Any]:
         state = self._take_pending()
-        if state is None or state["pass"] < 0:
+        if state is not None:
+            self._seed, self._pass = state["seed"], state["pass"]
+        if state is None or state["pass"] < 0 or state.get("ended"):
             self._pass += 1
             self._opening = {"batches": 0, "rng_at_start": CpuRng.capture().to_state()}
             items = self._iterate()
         else:
-            self._seed, self._pass = state["seed"], state["pass"]
             batches = state["batches"]
             self._opening = {"batches": batches, "rng_at_start": state["rng_at_start"]}
             log.info("reading and dropping %d batches of %s to find the place; give the loader state_dict and "
@@ -435,7 +437,7 @@ class StatefulView(ResumableView):
 
     def _open(self) -> Iterator[Any]:
         state = self._take_pending()
-        if state is not None and state.get("loader") is not None:
+        if state is not None and state.get("loader") is not None and not state.get("ended"):
             self._loader.load_state_dict(state["loader"])
         items = iter(self._loader)
         self._places.clear()

@@ -1,0 +1,103 @@
+"""The state of a fit, taken apart for the session: what is written once, what each rank has of its own.
+
+The base is Lightning's own checkpoint dict, from every rank. Beside it go what Lightning leaves out: random state,
+running metrics, buffers, validation due or not, counters kept outside of the loops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor
+
+from lightning_spot import _compat, progress
+from spot_core.clock import SYSTEM_CLOCK
+from spot_core.pytorch import rng
+
+SHARED = ("state_dict", "optimizer_states", "current_model_state", "averaging_state")
+"""Keys of a Lightning checkpoint that hold model-sized tensors; the last two are WeightAveraging's."""
+
+_TUNERS = ("LearningRateFinder", "BatchSizeFinder")
+
+
+def flags(trainer: Any) -> dict[str, Any]:
+    """What follows this batch; asked before anything else, because validation moves it."""
+    return {"validation_due": _compat.validation_due(trainer), "last_batch": _compat.last_batch(trainer)}
+
+
+def capture(trainer: Any, module: Any, *, at_batch_end: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(shared, local); tensors are the live ones."""
+    checkpoint = _compat.dump_checkpoint(trainer)
+    if at_batch_end:
+        progress.as_in_batch_end(checkpoint)
+    shared = {key: checkpoint.pop(key) for key in SHARED if key in checkpoint}
+    local = {
+        "checkpoint": checkpoint,
+        "rng": rng.capture(),
+        "buffers": _buffers(module, shared["state_dict"], trainer.world_size),
+        "metrics": _compat.metric_state(trainer, module),
+        "clocks": _compat.clocks(trainer, SYSTEM_CLOCK.monotonic()),
+        "should_stop": bool(trainer.should_stop),
+        "validation_made": trainer.val_dataloaders is not None,
+        "cycle": _compat.cycle_flags(trainer),
+        "tuned": tuned_values(trainer, module),
+    }
+    return shared, local
+
+
+def _buffers(module: Any, saved: dict[str, Any], world_size: int) -> dict[str, Tensor]:
+    """Buffers that are not in the module's state, and with several ranks all: each rank's forward has its own."""
+    return {name: buffer for name, buffer in module.named_buffers() if world_size > 1 or name not in saved}
+
+
+def stable_tensors(trainer: Any, shared: dict[str, Any]) -> list[Tensor]:
+    """Tensors that nothing changes before the next `on_before_optimizer_step`; empty when that is not certain.
+
+    Parameters and optimizer state. Code of the user's that runs in between and may change weights, and callbacks that
+    exchange them, make everything be copied at once instead.
+    """
+    module = trainer.lightning_module
+    hooks = ("on_train_batch_start", "on_before_zero_grad", "optimizer_step", "optimizer_zero_grad")
+    if any(_compat.overridden(trainer, name, module) for name in hooks):
+        return []
+    swapping = ("WeightAveraging", "StochasticWeightAveraging", "ModelPruning")
+    if any(_compat.is_instance(trainer, callback, *swapping) for callback in trainer.callbacks):
+        return []
+    return [*module.parameters(), *_tensors(shared.get("optimizer_states"))]
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _tensors(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _tensors(item)
+
+
+def tuners(trainer: Any) -> list[Any]:
+    return [callback for callback in trainer.callbacks if _compat.is_instance(trainer, callback, *_TUNERS)]
+
+
+def tuned_values(trainer: Any, module: Any) -> dict[str, Any]:
+    """Values that tuner callbacks found, by attribute name: they are not searched again on a resume."""
+    found: dict[str, Any] = {}
+    for callback in tuners(trainer):
+        names = [_compat.tuned_name(callback)] if _compat.tuned_name(callback) else ["lr", "learning_rate"]
+        for name in names:
+            for owner in _compat.attribute_owners(trainer, module):
+                value = getattr(owner, str(name), None)
+                if isinstance(value, (int, float)):
+                    found[str(name)] = value
+                    break
+    return found
+
+
+def set_tuned_values(trainer: Any, module: Any, saved: dict[str, Any]) -> None:
+    for name, value in saved.items():
+        for owner in _compat.attribute_owners(trainer, module):
+            if hasattr(owner, name):
+                setattr(owner, name, value)

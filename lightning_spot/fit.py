@@ -1,0 +1,326 @@
+"""One fit of one trainer: resume, save at step boundaries, finish. The callback translates Lightning's hooks to it."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from lightning_spot import _compat, capture, fits
+from lightning_spot._patches import Patches
+from lightning_spot._stopping import Stopping
+from lightning_spot.loaders import Loaders
+from lightning_spot.restore import Restored
+from spot_core.config import Settings
+from spot_core.errors import ConfigError
+from spot_core.policy import Decision, Kind
+from spot_core.pytorch.session import Session
+from spot_core.run import Run
+
+log = logging.getLogger(__name__)
+
+
+class Fit:
+    """`open` before the fit's set-up, `begin` when training starts, `boundary` per batch, `end`, `close` always."""
+
+    def __init__(self, trainer: Any, module: Any, run: str, settings: Settings) -> None:
+        self._trainer, self._module = trainer, module
+        self._run_name, self._settings = run, settings
+        self.uri, self.name = fits.location(run)
+        self._run = Run.open(self.uri, storage_options=settings.storage_options)
+        self._session: Session | None = None
+        self._group: Any = None
+        self._restored: Restored | None = None
+        self._patches = Patches()
+        self._loaders: Loaders | None = None
+        self._stopping = Stopping(trainer)
+        self._model = ""
+        self._step = 0
+        self._saved_step = -1
+        self._training = False
+        self._overlap: bool | None = None
+        self._stepped: set[int] = set()
+        self._handles: list[Any] = []
+        self._held: tuple[dict[str, Any], dict[str, Any]] | None = None
+        self._positions: dict[str, Any] = {}
+
+    # -- resuming ------------------------------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Put this fit's hands on the trainer; nothing is read or written yet. Raises ConfigError."""
+        trainer = self._trainer
+        if trainer.strategy.restore_checkpoint_after_setup:
+            raise ConfigError(
+                f"SpotCallback does not support {type(trainer.strategy).__name__}: it shards the model, and sharded "
+                "models are not resumed by this version.",
+                hint='Use strategy="ddp" or a single device.',
+            )
+        dirpaths = [str(c.dirpath) for c in trainer.checkpoint_callbacks if getattr(c, "dirpath", None)]
+        fits.check_folder(self._run_name, dirpaths)
+        self._patches.around(*_compat.restore_owner(trainer), self._around_restore)
+        self._patches.around(trainer.strategy, "load_checkpoint", self._around_load)
+        seed = trainer.strategy.broadcast(torch.initial_seed() % 2**62)
+        self._loaders = Loaders(trainer, seed)
+        self._patches.around(trainer.strategy, "process_dataloader", self._loaders.around_process)
+        self._patches.around(trainer.strategy, "on_train_start", self._around_train_start)
+        self._patches.around(*_compat.boundary_owner(trainer), self._around_boundary)
+
+    def _around_restore(self, restore: Callable[..., None]) -> Callable[..., None]:
+        def restore_modules_and_callbacks(checkpoint_path: Any = None, *args: Any, **kwargs: Any) -> None:
+            self._resume()
+            if self._restored is None:
+                restore(checkpoint_path, *args, **kwargs)
+                return
+            where = f"{self.uri} generation {self._restored.generation}"
+            if checkpoint_path:
+                log.info("resuming from %s; the checkpoint given to fit (%s) is older and left aside", where, checkpoint_path)
+            restore(where)
+            self._after_restore(self._restored)
+
+        return restore_modules_and_callbacks
+
+    def _around_load(self, load: Callable[..., Any]) -> Callable[..., Any]:
+        def load_checkpoint(checkpoint_path: Any, *args: Any, **kwargs: Any) -> Any:
+            restored = self._restored
+            if restored is not None and checkpoint_path == f"{self.uri} generation {restored.generation}":
+                return restored.checkpoint(self._module)
+            return load(checkpoint_path, *args, **kwargs)
+
+        return load_checkpoint
+
+    def _resume(self) -> None:
+        trainer = self._trainer
+        self._model = fits.fingerprint(self._module)
+        if trainer.world_size > 1:
+            # A group of our own: the background never meets the training's collectives.
+            self._group = dist.new_group(backend="gloo")
+        self._session = Session(
+            self._run,
+            self._settings,
+            rank=trainer.global_rank,
+            world_size=trainer.world_size,
+            group=self._group,
+            meta=self._meta,
+            check=lambda manifest: fits.check_same(manifest, self.uri, self._model),
+        )
+        resumed = self._session.resume()
+        self._restored = None if resumed is None else Restored(resumed)
+        if self._restored is not None:
+            log.info("resuming %s from generation %s, step %d%s", self.uri, self._restored.generation,
+                     self._restored.step, " (finished)" if self._restored.finished else "")
+
+    def _after_restore(self, restored: Restored) -> None:
+        trainer = self._trainer
+        # They would search again and, at their end, empty the checkpoint that is being restored.
+        dropped = capture.tuners(trainer)
+        trainer.callbacks = [callback for callback in trainer.callbacks if callback not in dropped]
+        capture.set_tuned_values(trainer, self._module, restored.local["tuned"])
+        self._step = restored.step
+        if self._loaders is not None:
+            self._loaders.seed = restored.local["loaders"]["seed"]
+        if restored.finished:
+            trainer.should_stop = trainer.should_stop or restored.local["should_stop"]
+        restored.early_rng()
+
+    # -- training ------------------------------------------------------------------------------------------------------
+
+    def announce(self) -> None:
+        """From the callback's `on_train_start`: the next start is the real one, not a tuner's trial."""
+        self._training = True
+
+    def _around_train_start(self, start: Callable[..., Any]) -> Callable[..., Any]:
+        def on_train_start() -> None:
+            start()
+            if self._training:
+                self._begin()
+
+        return on_train_start
+
+    def _begin(self) -> None:
+        trainer, session = self._trainer, self._open_session
+        if self._loaders is not None:
+            self._loaders.training_starts()
+        session.start()
+        if self._restored is None:
+            self._step = int(trainer.global_step)
+        else:
+            self._restored.when_training_starts(trainer, self._module)
+            if self._loaders is not None:
+                self._loaders.made = self._restored.local["loaders"]["made"]
+            if self._restored.local["flags"]["validation_due"]:
+                self._patches.around(*_compat.validation_due_owner(trainer), _due_once)
+        if not self._module.automatic_optimization:
+            for number, optimizer in enumerate(trainer.optimizers):
+                self._handles.append(optimizer.register_step_pre_hook(lambda *_: session.wait_staged()))
+                self._handles.append(
+                    optimizer.register_step_post_hook(lambda *_, number=number: self._stepped.add(number))
+                )
+        self._stopping.training_starts()
+
+    def _around_boundary(self, log_row: Callable[..., Any]) -> Callable[..., Any]:
+        def update_train_step_metrics() -> None:
+            log_row()
+            if self._training:
+                self._boundary()
+
+        return update_train_step_metrics
+
+    def _boundary(self) -> None:
+        self._held = None
+        if _compat.accumulating(self._trainer) or (
+            not self._module.automatic_optimization and self._trainer.optimizers and not self._stepped
+        ):
+            return
+        self._step += 1
+        decision = self._open_session.boundary(self._step)
+        if _compat.finishing(self._trainer):
+            # The last generation follows within moments, and a stop would throw away a run that is complete.
+            self._stepped.clear()
+            return
+        if decision.kind is not Kind.CONTINUE:
+            self._act(decision)
+        elif _compat.validation_due(self._trainer):
+            self._hold()
+        self._stepped.clear()
+
+    def validation_batch(self) -> None:
+        """A notice during validation is acted upon with the state of the batch before it."""
+        if self._held is None:
+            return
+        decision = self._open_session.boundary(self._step)
+        if decision.kind.stops:
+            self._act(decision)
+
+    def _act(self, decision: Decision) -> None:
+        if decision.kind in (Kind.SAVE, Kind.STOP_SAVE) and self._step > self._saved_step:
+            shared, local = self._held or self._capture(at_batch_end=True)
+            self._save(shared, local, reason=decision.reason, wait=decision.kind is Kind.STOP_SAVE)
+        if decision.kind.stops:
+            code = self._open_session.stop(self._step, decision.reason)
+            log.warning("stopping at step %d: %s", self._step, decision.reason)
+            raise _compat.stop_exception(self._trainer, code)
+
+    def _hold(self) -> None:
+        """Keep what validation changes; parameters it does not change, unless weights are exchanged for it."""
+        shared, local = self._capture(at_batch_end=True)
+        if "current_model_state" not in shared:
+            self._held = shared, copy.deepcopy(local)
+
+    def _capture(self, *, at_batch_end: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+        trainer, module = self._trainer, self._module
+        flags = capture.flags(trainer) if at_batch_end else {"validation_due": False, "last_batch": False}
+        loaders = {"seed": 0, "made": 0}
+        if self._loaders is not None:
+            self._loaders.before_dump()
+            loaders = {"seed": self._loaders.seed, "made": self._loaders.made}
+            self._positions = self._loaders.position()
+        shared, local = capture.capture(trainer, module, at_batch_end=at_batch_end)
+        local |= {"flags": flags, "step": self._step, "loaders": loaders, "gradients": dict(self._partial_gradients())}
+        return shared, local
+
+    def _partial_gradients(self) -> Iterator[tuple[str, Any]]:
+        """Manual optimization: gradients of parameters whose optimizer has not stepped in this batch."""
+        if self._module.automatic_optimization:
+            return
+        names = {id(parameter): name for name, parameter in self._module.named_parameters()}
+        for number, optimizer in enumerate(self._trainer.optimizers):
+            if number in self._stepped:
+                continue
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    if parameter.grad is not None and id(parameter) in names:
+                        yield names[id(parameter)], parameter.grad
+
+    def _save(
+        self, shared: dict[str, Any], local: dict[str, Any], *, reason: str, finished: bool = False, wait: bool = False
+    ) -> None:
+        stable = [] if wait else capture.stable_tensors(self._trainer, shared)
+        self._saved_step = self._step
+        self._open_session.save(
+            self._step, shared=shared, local=local, stable=stable, reason=reason, finished=finished, wait=wait
+        )
+
+    def wait_staged(self) -> None:
+        if self._session is not None and self._training:
+            self._session.wait_staged()
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    def end(self) -> None:
+        """From `on_train_end`: the last generation, committed before `fit` returns."""
+        if not self._training:
+            return
+        self.wait_staged()
+        self._held = None
+        if self._saved_step == self._step:
+            self._step += 1  # one generation per step and life: the end of the fit counts as one more
+        shared, local = self._capture(at_batch_end=False)
+        self._save(shared, local, reason="the fit has finished", finished=True, wait=True)
+
+    def sanity_check_starts(self) -> None:
+        self._stopping.sanity_check_starts()
+
+    def epoch_ends(self) -> None:
+        self.wait_staged()
+        if self._training:
+            _compat.forget_restart(self._trainer)
+
+    def returned(self) -> None:
+        """From `on_fit_end`, also for a fit that had finished in an earlier life and trained nothing."""
+        fits.returned(self._run_name)
+
+    def close(self) -> None:
+        """Undo everything on the trainer and end the session; idempotent, waits for no other rank."""
+        self._training = False
+        self._patches.undo()
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self._stopping.close()
+        if self._session is not None:
+            self._session.close()
+            self._session = None
+
+    @property
+    def _open_session(self) -> Session:
+        if self._session is None:
+            raise RuntimeError("the fit has no session: Lightning started training without restoring first")
+        return self._session
+
+    def _meta(self) -> dict[str, Any]:
+        trainer = self._trainer
+        return {
+            "lightning": {
+                "model": self._model,
+                "fit": self.name,
+                "package": _compat.package_of(trainer),
+                "version": _compat.version_of(trainer),
+                "strategy": type(trainer.strategy).__name__,
+            },
+            "position": {
+                "epoch": int(trainer.current_epoch),
+                "global_step": int(trainer.global_step),
+                **self._positions,
+            },
+        }
+
+
+def _due_once(check: Callable[..., bool]) -> Callable[..., bool]:
+    """The validation that was due at the saved batch is due, whatever clocks and counters say now.
+
+    Lightning asks twice: on the way into the loop and after it has passed over the batch.
+    """
+    left = 2
+
+    def should_check_val(data_fetcher: Any) -> bool:
+        nonlocal left
+        if left:
+            left -= 1
+            return True
+        return check(data_fetcher)
+
+    return should_check_val

@@ -1,0 +1,93 @@
+"""What is put back when a fit resumes, and when: the loaded checkpoint first, the rest when training starts."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from typing import Any
+
+import torch
+
+from lightning_spot import _compat, fits, progress
+from spot_core.clock import SYSTEM_CLOCK
+from spot_core.errors import TopologyError
+from spot_core.pytorch import rng
+from spot_core.pytorch.session import Resumed
+
+log = logging.getLogger(__name__)
+
+
+class Restored:
+    """One loaded generation, on one rank."""
+
+    def __init__(self, resumed: Resumed) -> None:
+        local = resumed.state.local
+        if local is None:
+            raise TopologyError(
+                f"generation {resumed.generation} holds no state of this rank: it was saved by another number of ranks.",
+                hint="Start with the number of ranks of the run.",
+            )
+        self.generation = resumed.generation
+        self.finished = resumed.finished
+        self.step = int(local["step"])
+        self.local = local
+        self._shared = resumed.state.shared
+
+    def checkpoint(self, module: Any) -> dict[str, Any]:
+        """The dict that Lightning loads, repaired so that it goes on at the very next event."""
+        state = {**self._shared, **self.local["checkpoint"]}
+        state["state_dict"] = _names_of(module, state["state_dict"])
+        if self.finished:
+            # The end of the last epoch is behind it; should the user train longer now, the next pass begins.
+            loop = state["loops"]["fit_loop"]["state_dict"]
+            places = loop.pop("combined_loader", [])
+            if all("kind" in place for place in places):
+                loop["combined_loader"] = [{**place, "ended": True} for place in places]
+        else:
+            flags = self.local["flags"]
+            progress.repair(state, validation_due=flags["validation_due"], last_batch=flags["last_batch"])
+        return copy.copy(state)
+
+    def early_rng(self) -> None:
+        """First of two times: what is set up before training starts may draw (iterators of a new epoch)."""
+        rng.restore(self.local["rng"])
+
+    def when_training_starts(self, trainer: Any, module: Any) -> None:
+        """The rest, after every `on_train_start`, before the first batch is fetched. Random state comes last."""
+        local = self.local
+        if local["validation_made"]:
+            _compat.prepare_validation(trainer)
+        _compat.take_up_loaders(trainer)
+        self._buffers_and_gradients(module)
+        _compat.set_clocks(trainer, local["clocks"], SYSTEM_CLOCK.monotonic())
+        if not self.finished:
+            self._inside_epoch(trainer, module)
+        rng.restore(local["rng"])
+
+    def _buffers_and_gradients(self, module: Any) -> None:
+        buffers, parameters = dict(module.named_buffers()), dict(module.named_parameters())
+        with torch.no_grad():
+            for name, saved in self.local["buffers"].items():
+                if name in buffers and buffers[name].shape == saved.shape:
+                    buffers[name].copy_(saved)
+        for name, saved in self.local["gradients"].items():
+            parameters[name].grad = saved.to(parameters[name].device)
+
+    def _inside_epoch(self, trainer: Any, module: Any) -> None:
+        local = self.local
+        _compat.set_cycle_flags(trainer, local["cycle"])
+        _compat.restore_metric_state(trainer, module, local["metrics"])
+        trainer.should_stop = trainer.should_stop or local["should_stop"]
+        if local["flags"]["validation_due"]:
+            _compat.settle_validation_progress(trainer)
+        elif any(config.reduce_on_plateau and config.interval == "step" for config in trainer.lr_scheduler_configs):
+            _compat.step_plateau_schedulers(trainer)
+
+
+def _names_of(module: Any, state: dict[str, Any]) -> dict[str, Any]:
+    """The saved state under the module's present names, which `torch.compile` may have changed."""
+    own = module.state_dict().keys()
+    if own == state.keys():
+        return state
+    present = {fits.plain_name(name): name for name in own}
+    return {present.get(fits.plain_name(name), name): value for name, value in state.items()}
