@@ -27,7 +27,8 @@ _log = logging.getLogger(__name__)
 STOPPING = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
 # Passed on without a clock: what they mean is the workers' affair (Slurm's `--signal=USR1@120` is a notice).
 MESSAGES = frozenset({signal.SIGUSR1, signal.SIGUSR2})
-# How long the main thread may take to leave when it is told to and no worker exists (it may sit in a connect).
+# With no worker left, the agent is given so long to end by itself before it is interrupted, and so long after that
+# (it may sit in a connect) before the process is ended.
 LEAVE_S = 5.0
 
 
@@ -52,7 +53,8 @@ class Supervisor:
         self._kill_after_s: float | None = None
         self._agent_stops_workers = False
         self._kill_at: float | None = None
-        self._leave_at: float | None = None
+        self._interrupt_at: float | None = None
+        self._exit_at: float | None = None
         self._finished = threading.Event()
         self.stop_signal: signal.Signals | None = None  # the first signal that told this launcher to stop
 
@@ -98,7 +100,7 @@ class Supervisor:
             self._received(signal.Signals(info.si_signo))
 
     def _next_timeout(self) -> float | None:
-        times = [at for at in (self._kill_at, self._leave_at) if at is not None]
+        times = [at for at in (self._kill_at, self._interrupt_at, self._exit_at) if at is not None]
         return max(0.0, min(times) - self._clock.monotonic()) if times and not self._finished.is_set() else None
 
     def _received(self, signum: signal.Signals) -> None:
@@ -113,20 +115,22 @@ class Supervisor:
                 self._kill_at = self._clock.monotonic() + self._kill_after_s
         workers = worker_groups()
         if not workers:
-            if stopping:
-                self._leave(signum)
-            else:
-                _log.info("%s: no worker is running, nobody to pass it on to", signum.name)
+            _log.warning("%s: no worker is running, nobody to pass it on to", signum.name)
+            if first:
+                self._interrupt()
+            elif stopping and self._interrupt_at is None and self._exit_at is None:
+                # The workers were told and have gone: the agent is about to say how, do not spoil it.
+                self._interrupt_at = self._clock.monotonic() + LEAVE_S
         elif first and self._agent_stops_workers:
             _raise_python_handler(signum)
         else:
             _log.warning("%s: passed on to %d workers", signum.name, len(workers))
             _signal_groups(workers, signum)
 
-    def _leave(self, signum: signal.Signals) -> None:
-        _log.warning("%s while no worker was running: leaving", signum.name)
-        self._leave_at = self._clock.monotonic() + LEAVE_S
-        _raise_python_handler(signum)
+    def _interrupt(self) -> None:
+        self._interrupt_at = None
+        self._exit_at = self._clock.monotonic() + LEAVE_S
+        _raise_python_handler(self.stop_signal or signal.SIGTERM)
 
     def _time_is_up(self) -> None:
         now = self._clock.monotonic()
@@ -136,10 +140,12 @@ class Supervisor:
             if workers:
                 _log.error("%d workers still there after %g s: SIGKILL", len(workers), self._kill_after_s)
                 _signal_groups(workers, signal.SIGKILL)
-        if self._leave_at is not None and now >= self._leave_at:
-            self._leave_at = None
+        if self._interrupt_at is not None and now >= self._interrupt_at:
+            self._interrupt()
+        if self._exit_at is not None and now >= self._exit_at:
+            self._exit_at = None
             if not self._finished.is_set() and not worker_groups():
-                _log.error("the main thread did not leave in %g s: ending the process", LEAVE_S)
+                _log.error("the agent did not leave in %g s: ending the process", LEAVE_S)
                 logging.shutdown()
                 os._exit(FAILED)
 
