@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from spot_core.cli import doctor, exits, export, launch, ls, prune, show, verify
+from spot_core.cli import doctor, exits, export, launch, ls, prune, show, verify, watch
 
 __all__ = ["app", "main"]
 
@@ -18,7 +18,7 @@ app = typer.Typer(
     help="Look after runs that survive being killed. Exit codes: 0 done, 2 wrong call, 3 nothing there, 4 damaged, "
     "5 the store failed, 6 refused by a newer life.",
 )
-for _command in (ls, show, verify, prune, export, doctor, launch):
+for _command in (ls, show, verify, prune, export, doctor, launch, watch):
     _command.register(app)
 
 

@@ -96,6 +96,10 @@ def sources(
                 _, earlier = wanted.get("signals", (None, context))
                 name, argument = "signals", "+".join(filter(None, (earlier.argument, name)))
             wanted[name] = (load(name), _with(context, argument=argument))
+    if not posix and any(i.partition(":")[0].upper() in {"SIGNALS", *ACCEPTED} for i in items):
+        raise ConfigError(
+            f"Signals cannot be watched here (in {spec!r}).", hint="They would reach the watcher, not the job."
+        )
     made: list[Source] = []
     for plugin, its_context in wanted.values():
         if (plugin.per_node and local_rank != 0) or (plugin.name == "signals" and not posix):

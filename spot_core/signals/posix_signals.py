@@ -137,7 +137,7 @@ class PosixSignals(BaseSource):
                 before(signum, frame)
             finally:
                 self._depth[signum] = depth
-        elif self._closed and depth == 0 and before is not signal.SIG_IGN:
+        elif self._closed and before is not signal.SIG_IGN and signal.getsignal(signum) == self._handle:
             # Closed outside the main thread, which could not restore the handler: do it now, and let the signal do
             # its work.
             signal.signal(signum, signal.SIG_DFL if before is None else before)
@@ -188,13 +188,10 @@ class PosixSignals(BaseSource):
         for s in self._signals:
             # A host that took the signal after us keeps it; its chain ends at ours, which passes on.
             if signal.getsignal(s) == self._handle and self._previous[s]:
-                signal.signal(s, self._first_foreign(s))
+                before, _ = self._previous[s].pop()
+                signal.signal(s, signal.SIG_DFL if before is None else before)
         current = signal.set_wakeup_fd(-1)
         signal.set_wakeup_fd(self._old_fd if current == self._writer else current, warn_on_full_buffer=False)
-
-    def _first_foreign(self, s: signal.Signals) -> Any:
-        before, _ = self._previous[s][-1]
-        return signal.SIG_DFL if before is None else before
 
     def _forget_in_child(self) -> None:
         """In a forked child: nothing of ours stays, so that it can be terminated and writes nothing to the parent's

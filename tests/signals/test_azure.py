@@ -144,7 +144,14 @@ def test_an_acknowledgement_that_fails_is_only_a_warning(azure, source, clock, c
 
 @pytest.mark.parametrize(
     "body",
-    ["", "<html></html>", "[]", '{"Events": {}}', '{"Events": ["x"]}', '{"Events":[{"EventType":"Preempt","Resources":["trainer-0"]}]}'],
+    [
+        "",
+        "<html></html>",
+        "[]",
+        '{"Events": {}}',
+        '{"Events": ["x"]}',
+        '{"Events":[{"EventType":"Preempt","Resources":["trainer-0"]}]}',
+    ],
 )
 def test_a_document_that_is_not_one_keeps_what_was_known(azure, source, clock, body):
     azure.schedule("A1", "Preempt", clock.now() + 30)

@@ -9,7 +9,7 @@ import pytest
 from spot_core.signals import NoticeKind
 from spot_core.signals.slurm import SlurmTimeLimit, job_id, requeue
 
-SHOW = "JobId=42 JobName=train Requeue=1 RunTime=00:00:01 TimeLimit=01:00:00 StartTime=2025-01-31T11:00:00 EndTime={} Deadline=N/A"
+SHOW = "JobId=42 JobName=train TimeLimit=01:00:00 StartTime=2025-01-31T11:00:00 EndTime={} Deadline=N/A"
 
 
 @pytest.fixture
