@@ -6,40 +6,48 @@ report, commit) uses the channel only, never a process group, so it cannot meet 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+import atexit
+import logging
+import os
+import socket
+import weakref
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from spot_core.policy import Decision
+from spot_core import layout, signals
+from spot_core.config import Settings
+from spot_core.errors import ConfigError, NoGenerationError, SaveError, SpotError
+from spot_core.generation import Committed
+from spot_core.interval import Rule, parse_interval
+from spot_core.launch.stoprecord import StopRecord
+from spot_core.layout import GenerationId
+from spot_core.manifest import Manifest
+from spot_core.policy import CONTINUE, EXIT_S, Decision, Kind
+from spot_core.pytorch import loader, memory
+from spot_core.pytorch.agree import Agreed, Request
+from spot_core.pytorch.channel import Channel, ChannelError
+from spot_core.pytorch.committer import Patience, report
+from spot_core.pytorch.lead import Lead
+from spot_core.pytorch.live import Live
+from spot_core.pytorch.outcome import Outcome, Tally, as_commit_error
+from spot_core.pytorch.ranks import Ranks
+from spot_core.pytorch.resuming import Resumed, Search
+from spot_core.pytorch.stage import storage_ids
+from spot_core.pytorch.state import split
+from spot_core.run import Run, Writer
+from spot_core.writer import WriteJob
 
 if TYPE_CHECKING:
     import torch
     import torch.distributed as dist
 
-    from spot_core.config import Settings
-    from spot_core.manifest import Manifest
-    from spot_core.pytorch.loader import LoadedState
-    from spot_core.run import Committed, Run
+__all__ = ["Patience", "Resumed", "Session"]
 
+log = logging.getLogger(__name__)
 
-@dataclass(frozen=True)
-class Resumed:
-    """What `Session.resume` found: `state.shared`, `state.local` (None when this rank had none) and where it came from.
-
-    `life` is the life that wrote the generation, `step` the step it was taken at; `meta` is the manifest's.
-    """
-
-    state: LoadedState
-    step: int
-    life: int
-    generation: str
-    meta: Mapping[str, Any]
-
-    @property
-    def finished(self) -> bool:
-        """True when the generation was saved with `finished=True`: the run has nothing left to do."""
-        return bool(self.meta.get("finished", False))
+_NEAR_S = 600.0
+"""A notice whose deadline is further away does not hurry the agreement."""
 
 
 class Session:
@@ -51,12 +59,17 @@ class Session:
     settings: validated values, the same on every rank.
     rank, world_size: global rank and number of ranks.
     group: a gloo group of all ranks that nobody else uses; needed when world_size > 1 (ConfigError otherwise).
-    meta: called at each save on rank 0; its JSON goes into the manifest's meta beside what the session writes itself.
+    meta: called for each save on rank 0, by the thread that calls `save`; its JSON goes into the manifest's meta beside
+        what the session writes itself (code, versions, settings, reason, finished, history, pace).
     check: called on every rank with the manifest of the generation about to be loaded; may raise ResumeMismatchError
         (the run in this folder is not this one), which is raised on every rank and refuses to start.
+    sources: where notices come from; None for what `settings.sources` says.
+    patience: bounds of all waits.
 
     Life of the object: `resume()` once, `start()` once, then `boundary()` per step and `save()` when it says so,
     `stop()` after a stopping decision, `close()` always (also by `with`).
+
+    Raises ConfigError for settings that cannot work together, before anything is touched.
     """
 
     def __init__(
@@ -69,13 +82,50 @@ class Session:
         group: dist.ProcessGroup | None = None,
         meta: Callable[[], Mapping[str, Any]] | None = None,
         check: Callable[[Manifest], None] | None = None,
+        sources: Sequence[signals.Source] | None = None,
+        patience: Patience | None = None,
     ) -> None:
-        raise NotImplementedError
+        self._ranks = Ranks(rank, world_size, group)
+        self._interval = parse_interval(settings.interval)
+        self._counts_steps = self._interval.rule is Rule.STEPS
+        if sources is None:
+            signals.parse(settings.sources)
+        if settings.window_s <= 2 * EXIT_S:
+            raise ConfigError(
+                f"window_s={settings.window_s:g} is shorter than the margin: give more than {2 * EXIT_S:g} s, or no "
+                "save could ever be started on a notice"
+            )
+        self._run, self._settings = run, settings
+        self._clock = run.clock
+        self._meta, self._check, self._sources = meta, check, sources
+        self._patience = patience or Patience()
+        self._tally = Tally(
+            on_save_error=settings.on_save_error, max_failed=settings.max_failed_saves, speaks=rank == 0
+        )
+        self._resumed: Committed | None = None
+        self._damaged: list[GenerationId] = []
+        self._live: Live | None = None
+        self._lead: Lead | None = None
+        self._saves = 0
+        self._last_boundary: int | None = None
+        self._sub = 0
+        self._until: float | None = None  # unix s, from the decision that stops
+        self._alone = False  # the ranks are out of step: no joint call may be tried
+        self._closed = False
+        self._pid = os.getpid()
+        _close_at_exit(self)
 
     @property
     def life(self) -> int:
         """Number of this life; 0 before `start`."""
-        raise NotImplementedError
+        return 0 if self._live is None else self._live.life
+
+    @property
+    def watcher(self) -> signals.Watcher | None:
+        """The notice watcher; None before `start`. An adapter may let its signal source take signals again."""
+        return None if self._live is None else self._live.watcher
+
+    # -- coming up ------------------------------------------------------------------------------------------------
 
     def resume(self, *, template: Any = None) -> Resumed | None:
         """Collective: load the newest good generation, the same on every rank; None when the run has none.
@@ -86,22 +136,186 @@ class Session:
         Raises StoreError when the store could not be read (never taken for "no checkpoint"), ResumeMismatchError from
         `check`, RestoreError when generations exist and none of them could be loaded.
         """
-        raise NotImplementedError
+        store, ranks = self._run.store, self._ranks
+        search = Search(
+            self._run,
+            ranks,
+            lambda verified: loader.load(
+                store,
+                verified,
+                rank=ranks.rank,
+                world=ranks.world_size,
+                template=template,
+                allow_pickle=self._settings.allow_pickle,
+            ),
+            self._check,
+        )
+        found = search.newest()
+        self._damaged = search.damaged
+        if found is None:
+            return None
+        committed, state = found
+        self._resumed = committed
+        return Resumed(state, committed.id.step, committed.id.life, committed.id.name, committed.manifest.meta)
 
-    def start(self, *, fresh_ok: bool = True) -> None:
+    def start(self, *, fresh_ok: bool = True, state_bytes: int | None = None) -> None:
         """Collective: claim the next life, start writer, agreement and notice sources.
 
-        With `fresh_ok=False` raises NoGenerationError when `resume` found nothing.
+        `state_bytes`: what this rank's snapshot will take, if known; then its memory is taken now, in the background,
+        and the log says whether it fits. With `fresh_ok=False` raises NoGenerationError when `resume` found nothing.
+        Call it in the main thread (signals), after other handlers of signals were installed.
         """
-        raise NotImplementedError
+        if self._live is not None or self._closed:
+            raise ConfigError("a session starts once")
+        if self._resumed is None and not fresh_ok:
+            raise NoGenerationError(
+                f"{self._run.uri} has no generation to resume from, and a fresh start was ruled out."
+            )
+        ranks = self._ranks
+        writers: list[Writer] = []
 
-    def boundary(self, step: int) -> Decision:
+        def claim() -> int:
+            writers.append(self._run.claim(info=self._claim_info()))
+            return writers[0].life
+
+        life = ranks.from_first(claim)
+        channel = Channel.open(rank=ranks.rank, world_size=ranks.world_size, group=ranks.group, clock=self._run.clock)
+        ranks.together(lambda: self._come_alive(life, channel, writers))
+        if ranks.rank == 0:
+            self._announce(life)
+        if state_bytes is not None:
+            self.reserve(state_bytes)
+
+    def reserve(self, state_bytes: int) -> None:
+        """Take the memory for a snapshot of `state_bytes` on this rank in the background; says whether it fits."""
+        memory.fits(state_bytes)
+        self._started().stager.reserve(state_bytes)
+
+    def _claim_info(self) -> dict[str, Any]:
+        found = self._resumed
+        return {
+            "host": socket.gethostname(),
+            "pid": self._pid,
+            "world_size": self._ranks.world_size,
+            "resumed": None if found is None else found.id.name,
+        }
+
+    def _come_alive(self, life: int, channel: Channel, writers: list[Writer]) -> None:
+        # Kept as soon as it exists: `close` has to find it when another rank fails here.
+        self._live = Live.open(
+            self._run,
+            self._settings,
+            self._ranks,
+            life,
+            channel,
+            sources=self._sources,
+            patience=self._patience,
+            notify=self.notify,
+        )
+        for writer in writers:  # rank 0's one
+            self._lead = Lead(
+                self._run,
+                self._settings,
+                writer,
+                channel,
+                self._tally,
+                resumed=self._resumed,
+                damaged=self._damaged,
+                patience=self._patience,
+            )
+        self._live.watcher.start()
+
+    def _announce(self, life: int) -> None:
+        # Warnings are shown where nobody has set up logging: whether a run went on or began is not to be missed.
+        if self._resumed is None:
+            log.warning("spot: no generation in %s, starting at step 0 (life %d)", self._run.uri, life)
+        else:
+            gen = self._resumed.id
+            log.warning(
+                "spot: resumed from step %d (life %d -> %d, generation %s of %s)",
+                gen.step,
+                gen.life,
+                life,
+                gen.name,
+                self._run.uri,
+            )
+
+    # -- at every step --------------------------------------------------------------------------------------------
+
+    def boundary(self, step: int, sub: int | None = None) -> Decision:
         """Once per optimizer step on every rank, after the step (`step` = optimizer steps done, never going back).
 
         Returns the same decision on every rank: CONTINUE, SAVE (call `save`, go on), STOP_SAVE (call `save`, then
         `stop`) or STOP_NOW (call `stop`). Costs a lock and an integer when there is nothing to decide.
+
+        Calls with the same step again are places inside it where the run may stop too, such as the batches of a
+        validation; every rank has to come by the same ones. `sub` numbers them, from 0 for the step itself; None
+        counts the calls.
+
+        Raises, on every rank at the same boundary, what a failed save has to raise (see `save`).
         """
-        raise NotImplementedError
+        live = self._live
+        if live is None:
+            raise ConfigError("boundary before start")
+        before, self._last_boundary = self._last_boundary, step
+        if sub is None:
+            sub = self._sub + 1 if step == before else 0
+        self._sub = sub
+        agreed = live.agreement.boundary(step, sub)
+        step_due = self._counts_steps and sub == 0 and self._passes_multiple(before, step)
+        if agreed is None and not step_due:
+            if self._lead is not None and self._lead.wants_a_look(inside=sub > 0):
+                live.agreement.request(Request("look"))
+            return CONTINUE
+        return self._look(live, step, agreed, step_due=step_due, inside=sub > 0)
+
+    def notify(self, notice: signals.Notice) -> None:
+        """Tell all ranks of a notice, from any thread of any rank; the watcher of the session does."""
+        live = self._live
+        if live is None or os.getpid() != self._pid:
+            return
+        deadline = None
+        if notice.stops:
+            now = self._clock.now()
+            deadline = now + self._settings.window_s if notice.deadline is None else notice.deadline
+            deadline = deadline if deadline - now < _NEAR_S else None
+        live.agreement.request(Request("notice", notice.to_json(), deadline))
+
+    def _passes_multiple(self, before: int | None, step: int) -> bool:
+        every = int(self._interval.value)
+        return step % every == 0 if before is None else step // every > before // every
+
+    def _look(self, live: Live, step: int, agreed: Agreed | None, *, step_due: bool, inside: bool) -> Decision:
+        """All ranks are at this boundary: rank 0 decides for all, and outcomes of saves are taken."""
+        if agreed is not None and agreed.aborted:
+            return self._without_agreement(agreed)
+        requests = () if agreed is None else agreed.requests
+        try:
+            word = live.joint.tell(lambda: self._leading().look(step, requests, step_due=step_due, inside=inside))
+        except ChannelError as error:
+            return self._out_of_step(str(error))
+        self._take(word)
+        kind = Kind(word["kind"])
+        if kind.stops:
+            self._until = word["deadline"]
+            if self._ranks.rank == 0:
+                log.warning("spot: stopping at step %d: %s", step, word["reason"])
+        # To the caller, draining is a stop without a save: `stop` finishes what is in flight.
+        return Decision(Kind.STOP_NOW if kind is Kind.DRAIN else kind, word["reason"], word["deadline"])
+
+    def _without_agreement(self, agreed: Agreed) -> Decision:
+        if agreed.lost or agreed.urgent:
+            return self._out_of_step(agreed.aborted)
+        log.warning("spot: rank %d: no agreement on a save, training goes on: %s", self._ranks.rank, agreed.aborted)
+        if self._lead is not None:
+            self._lead.pilot.gave_up()
+        return CONTINUE
+
+    def _out_of_step(self, why: str) -> Decision:
+        self._alone = True
+        return Decision(Kind.STOP_NOW, f"the ranks cannot agree on a step to save at: {why}", self._until)
+
+    # -- saving ---------------------------------------------------------------------------------------------------
 
     def save(
         self,
@@ -110,6 +324,7 @@ class Session:
         shared: Mapping[str, Any],
         local: Mapping[str, Any],
         stable: Iterable[torch.Tensor] = (),
+        droppable: Collection[str] = (),
         reason: str = "",
         finished: bool = False,
         wait: bool = False,
@@ -119,40 +334,170 @@ class Session:
         `shared`: nested dict, its tensors replicated or sharded over the ranks; written once. `local`: nested dict of
         this rank only. `stable`: tensors that nothing changes before `wait_staged()` returns (parameters, optimizer
         state); their copy overlaps what follows. Everything else is copied before this returns.
-        A save still in flight is finished first. `wait=True` also finishes this one and consumes its outcome.
+        `droppable`: dotted paths in `shared` under which a value that cannot be saved is left out (see `state.split`).
+        A save still in flight is finished first. `wait=True` also finishes this one and takes its
+        outcome, except after a stopping decision: then `stop` does, as far as the deadline allows.
+        A step that this life has committed already is not saved again; with `finished=True` it is, as the first
+        generation of one more life, since a generation is never overwritten.
 
-        Outcomes of earlier saves are consumed here, on every rank alike: by `settings.on_save_error` a failed one is
-        counted and logged, or raised (SaveError); `settings.max_failed_saves` in a row always raise.
+        Outcomes of earlier saves are taken here, on every rank alike: by `settings.on_save_error` a failed one is
+        counted and logged, or raised (SaveError); more than `settings.max_failed_saves` in a row always raise.
         FencedError always raises: a newer life owns the run.
+
+        Raises SaveError, on every rank, when the states of the ranks do not fit together; ConfigError for a state that
+        could not be loaded back (SaveError on the ranks where it could).
         """
-        raise NotImplementedError
+        live = self._started()
+        began = self._clock.monotonic()
+        theirs: dict[str, Any] = {}
+
+        def open_save() -> dict[str, Any]:
+            theirs.update(self._meta() if self._meta is not None else {})
+            return self._leading().open_save(step, finished=finished, claim_info=self._claim_info)
+
+        word = live.joint.tell(open_save)
+        self._take(word)
+        if word["gen"] is None:
+            log.debug("step %d is committed already", step)
+            return
+        live.life = word["gen"][0]
+        gen, number = GenerationId(*word["gen"]), self._saves
+        self._saves += 1
+        if live.client.busy:  # a save that rank 0 gave up while this rank was still writing
+            live.client.abandon()
+        target = layout.part_target(gen, word["write_id"], self._ranks.rank)
+        state, own = self._split(live, shared, local, droppable)
+        plan = live.planner.plan(state.tensors, own.tensors, shared_objects=state.objects, local_objects=own.objects)
+        live.joint.forget()
+        if number == 0 and live.client.slab is None:
+            memory.fits(plan.size)
+        try:
+            live.stager.stage(plan, storage_ids(stable))
+            job = WriteJob(self._ranks.rank, target, plan.size, plan.index(state.tree, own.tree))
+            live.part = live.client.submit(job)
+        except (SpotError, OSError, RuntimeError, ValueError) as error:
+            # Rank 0 hears of it like of any failed write, so that all ranks take it at the same call.
+            live.part = as_commit_error(error, step)
+        if self._lead is None:
+            report(live.channel, number, self._ranks.rank, live.part)
+        else:
+            meta = {**theirs, "reason": reason, "finished": finished}
+            self._lead.take_off(number, live.part, live.stager, began=began, meta=meta)
+        # On a stop the deadline counts, and `stop` knows it.
+        if wait and self._until is None:
+            self.drain()
 
     def wait_staged(self) -> None:
         """Wait until every stable tensor is copied; call before anything changes one. Cheap when nothing is staging."""
-        raise NotImplementedError
+        live = self._live
+        if live is None:
+            return
+        if self._lead is None or live.stager.staged.is_set():
+            live.stager.wait_staged()
+            return
+        began = self._clock.monotonic()
+        live.stager.wait_staged()
+        self._lead.waited_for_staging(self._clock.monotonic() - began)
 
     def drain(self, timeout_s: float | None = None) -> Committed | None:
-        """Collective: finish the save in flight and consume its outcome.
+        """Collective: finish the save in flight and take its outcome.
 
-        Returns the newest generation committed by this life (None when there is none). On ranks other than 0 the same
-        one. Raises as `save` does; DeadlineError when `timeout_s` passes first.
+        Returns the newest generation committed by this life (None when there is none), on every rank the same one.
+        Raises as `save` does; DeadlineError when `timeout_s` passes first (the save goes on).
         """
-        raise NotImplementedError
+        live = self._started()
+        self._take(live.joint.tell(lambda: self._leading().drain(timeout_s)))
+        return self._tally.newest
+
+    def _split(
+        self, live: Live, shared: Mapping[str, Any], local: Mapping[str, Any], droppable: Collection[str]
+    ) -> tuple[Any, Any]:
+        allow_pickle = self._settings.allow_pickle
+        try:
+            state = split(dict(shared), droppable=droppable, allow_pickle=allow_pickle)
+            return state, split(dict(local), allow_pickle=allow_pickle)
+        except BaseException:
+            live.planner.fail()  # the others are on their way into the planner's collective
+            raise
+
+    def _take(self, word: Mapping[str, Any]) -> None:
+        """On every rank, at the same call: count or raise what rank 0 told of."""
+        if self._lead is not None:
+            self._lead.heard()
+        for outcome in word["outcomes"]:
+            self._tally.take(Outcome.from_json(outcome))
+
+    # -- going down -----------------------------------------------------------------------------------------------
 
     def stop(self, step: int, reason: str) -> int:
         """Collective: finish the save in flight as far as the deadline allows, leave a stop record, meet all ranks.
 
         Returns the exit code for the process (`settings.exit_code`). Never raises for a failed save: it is logged and
-        stands in the stop record.
+        the stop record says what is saved.
         """
-        raise NotImplementedError
+        live, code = self._started(), self._settings.exit_code
+        if self._alone:
+            log.error("spot: rank %d leaves at step %d without a joint save: %s", self._ranks.rank, step, reason)
+            return code
+        try:
+            word = live.joint.tell(
+                lambda: self._leading().last_words(step, reason, left_s=self._left_s(), exit_code=code),
+                timeout_s=self._left_s() + self._patience.stop_s,
+            )
+            live.leave_word(StopRecord(live.life, step, word["reason"], code, self._clock.now()))
+            if word["saved"]:
+                live.watcher.acknowledge()
+            live.meet(self._left_s() + self._patience.stop_s)
+        except (SpotError, OSError) as error:
+            log.error("spot: rank %d leaves at step %d: %s", self._ranks.rank, step, error)
+        return code
 
     def close(self) -> None:
-        """End threads and the writer of this rank; idempotent, a no-op in a forked child. Waits for no other rank."""
-        raise NotImplementedError
+        """End threads and writer of this rank; idempotent, a no-op in a forked child. Does nothing joint.
+
+        A save in flight gets `patience.close_s` to finish.
+        """
+        if self._closed or os.getpid() != self._pid:
+            return
+        self._closed = True
+        live = self._live
+        if live is None:
+            return
+        live.quiet()
+        if self._lead is not None:
+            self._lead.committer.close(self._patience.close_s)
+        live.close(self._patience.close_s if self._lead is None else 0.0)
+
+    def _left_s(self) -> float:
+        """Seconds that saving may still take; the writing bound when no notice named a deadline."""
+        return self._patience.write_s if self._until is None else max(0.0, self._until - self._clock.now())
+
+    # -- shorthand ------------------------------------------------------------------------------------------------
+
+    def _started(self) -> Live:
+        if self._live is None or self._closed:
+            raise SaveError("The session is not running: call start first, and nothing after close.")
+        return self._live
+
+    def _leading(self) -> Lead:
+        assert self._lead is not None, "only rank 0 leads"
+        return self._lead
 
     def __enter__(self) -> Session:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
+
+
+def _close_at_exit(session: Session) -> None:
+    """A session that nobody closed still ends its threads before the interpreter does, unless it is gone by then."""
+    known = weakref.ref(session)
+
+    def close() -> None:
+        found = known()
+        if found is not None:
+            found.close()
+
+    atexit.register(close)
+    weakref.finalize(session, atexit.unregister, close)

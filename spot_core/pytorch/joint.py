@@ -1,0 +1,62 @@
+"""Words of rank 0 to all ranks, at calls that every rank makes in the same order; over the channel, so it is cheap."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from spot_core.errors import SpotError
+from spot_core.pytorch.channel import Channel
+from spot_core.pytorch.outcome import error_from_json, error_to_json
+
+log = logging.getLogger(__name__)
+
+
+class Joint:
+    """A numbered sequence of words; `timeout_s` bounds how long a rank waits for rank 0 to come to the same call."""
+
+    def __init__(self, channel: Channel, *, timeout_s: float) -> None:
+        self._channel = channel
+        self._timeout_s = timeout_s
+        self._number = 0
+        self._forgotten = 0
+
+    def tell(self, say: Callable[[], dict[str, Any]], *, timeout_s: float | None = None) -> dict[str, Any]:
+        """What `say` gave on rank 0, as JSON gives it back; a SpotError it raised is raised on every rank.
+
+        Raises ChannelTimeout on the others when rank 0 does not come.
+        """
+        number, self._number = self._number, self._number + 1
+        if self._channel.rank == 0:
+            word, error = self._say(say)
+            if self._channel.world_size > 1:
+                self._channel.set(f"j/{number}/0", json.dumps({"word": word, "error": error_to_json(error)}))
+            if error is not None:
+                raise error
+            assert word is not None
+            return word
+        limit = self._timeout_s if timeout_s is None else timeout_s
+        heard = json.loads(self._channel.wait([f"j/{number}/0"], limit)[0])
+        error = error_from_json(heard["error"])
+        if error is not None:
+            raise error
+        told: dict[str, Any] = heard["word"]
+        return told
+
+    def forget(self) -> None:
+        """Rank 0, right after a collective: every rank has heard the words before it, so their keys can go."""
+        if self._channel.rank == 0 and self._channel.world_size > 1:
+            self._channel.delete(f"j/{number}/0" for number in range(self._forgotten, self._number))
+        self._forgotten = self._number
+
+    def _say(self, say: Callable[[], dict[str, Any]]) -> tuple[dict[str, Any] | None, SpotError | None]:
+        try:
+            return say(), None
+        except SpotError as error:
+            return None, error
+        except Exception as error:
+            # The others wait for a word, and get this one; where it came from is told here.
+            log.exception("rank 0 failed where all ranks meet")
+            return None, SpotError(f"rank 0 failed: {type(error).__name__}: {error}")
