@@ -19,6 +19,15 @@ def storage_identity(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
+def namedtuple_fields(cls: type) -> tuple[str, ...] | None:
+    """Field names of a named tuple's class, None for any other class.
+
+    `_fields` is documented; the underscore only keeps it apart from the fields themselves.
+    """
+    fields = getattr(cls, "_fields", None)
+    return fields if issubclass(cls, tuple) and isinstance(fields, tuple) else None
+
+
 def sharded_tensor_class() -> type[torch.Tensor] | None:
     """`ShardedTensor`, in which FSDP1 hands out sharded states; None when this torch has none.
 

@@ -28,6 +28,7 @@ import numpy as np
 import torch
 
 from spot_core.errors import FormatError
+from spot_core.pytorch._private import namedtuple_fields
 
 KIND = "$"
 """Reserved key: an object that has it is a typed value, not a dict."""
@@ -158,11 +159,10 @@ def _loaded(module: str, qualname: str) -> object:
     return found
 
 
-def namedtuple_node(value: tuple[Any, ...], items: list[Any]) -> dict[str, Any]:
+def namedtuple_node(value: tuple[Any, ...], fields: tuple[str, ...], items: list[Any]) -> dict[str, Any]:
     """Node of a named tuple whose encoded fields are `items`."""
-    cls: Any = type(value)
-    name = f"{cls.__module__}:{cls.__qualname__}"
-    return {KIND: "namedtuple", "class": name, "fields": list(cls._fields), "v": items}
+    cls = type(value)
+    return {KIND: "namedtuple", "class": f"{cls.__module__}:{cls.__qualname__}", "fields": list(fields), "v": items}
 
 
 def namedtuple_value(node: dict[str, Any], items: list[Any]) -> tuple[Any, ...]:
@@ -170,17 +170,13 @@ def namedtuple_value(node: dict[str, Any], items: list[Any]) -> tuple[Any, ...]:
     module, qualname = node["class"].split(":")
     fields = tuple(node["fields"])
     cls: Any = _loaded(module, qualname)
-    if not (isinstance(cls, type) and issubclass(cls, tuple) and getattr(cls, "_fields", None) == fields):
+    if not isinstance(cls, type) or namedtuple_fields(cls) != fields:
         cls = _make_namedtuple(qualname.rsplit(".", 1)[-1], fields)
     made: tuple[Any, ...] = tuple.__new__(cls, items)
     return made
 
 
 _make_namedtuple: Any = namedtuple  # type checkers know only literal names
-
-
-def is_namedtuple(value: object) -> bool:
-    return isinstance(value, tuple) and isinstance(getattr(value, "_fields", None), tuple) and type(value) is not tuple
 
 
 def _text(kind: str) -> Callable[[Any], Any]:

@@ -25,7 +25,7 @@ from torch.distributed.tensor import DTensor
 
 from spot_core.errors import ConfigError, FormatError
 from spot_core.pytorch import codec
-from spot_core.pytorch._private import sharded_tensor_class, storage_identity
+from spot_core.pytorch._private import namedtuple_fields, sharded_tensor_class, storage_identity
 from spot_core.pytorch.codec import KIND
 
 __all__ = ["Split", "join", "split", "tensor_nodes"]
@@ -92,9 +92,10 @@ class _Splitter:
             pass
         if isinstance(value, DTensor) or (_SHARDED is not None and isinstance(value, _SHARDED)):
             return self._tensor(value, path)
-        if codec.is_namedtuple(value):
-            fields = zip(value._fields, value, strict=True)
-            return codec.namedtuple_node(value, [self.encode(item, _sub(path, name)) for name, item in fields])
+        fields = namedtuple_fields(cls)
+        if fields is not None:
+            items = [self.encode(item, _sub(path, name)) for name, item in zip(fields, value, strict=True)]
+            return codec.namedtuple_node(value, fields, items)
         return self._object(value, path)
 
     def pairs(self, value: Mapping[Any, Any], path: str) -> list[list[Any]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+
 import torch
 import torch.distributed as dist
 
@@ -23,6 +25,13 @@ def test_sharded_tensor_is_still_where_it_was() -> None:
     assert cls.__name__ == "ShardedTensor"
     assert hasattr(cls, "local_shards")
     assert hasattr(cls, "metadata")
+
+
+def test_named_tuples_name_their_fields() -> None:
+    assert _private.namedtuple_fields(collections.namedtuple("P", "x y")) == ("x", "y")
+    assert _private.namedtuple_fields(tuple) is None
+    assert _private.namedtuple_fields(torch.Size) is None
+    assert _private.namedtuple_fields(type("NoTuple", (), {"_fields": ("x",)})) is None
 
 
 def test_the_default_store_can_be_cloned(tmp_path: object) -> None:

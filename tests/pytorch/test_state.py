@@ -279,7 +279,9 @@ def test_sparse_tensors_travel_as_objects(make: typing.Callable[[], torch.Tensor
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
-@pytest.mark.parametrize("value", [Opaque(3), lambda: 0, io.StringIO(), collections.defaultdict(lambda: 0)], ids=repr)
+@pytest.mark.parametrize(
+    "value", [Opaque(3), lambda: 0, io.StringIO(), collections.defaultdict(lambda: 0)], ids=list("abcd")
+)
 def test_a_value_that_could_not_be_loaded_is_refused_with_its_path_and_the_ways_out(value: object) -> None:
     with pytest.raises(ConfigError) as caught:
         split({"callbacks": {"Mine": [1, value]}})
