@@ -33,7 +33,11 @@ def _see_os_open(inject) -> None:
         creates = flags & os.O_CREAT and isinstance(path, (str, os.PathLike)) and inject._under(path)
         if not creates:
             with inject._quietly():
-                return plain_open(path, flags, *args, **kwargs)
+                fd = plain_open(path, flags, *args, **kwargs)
+            # The number may have belonged to a file before: an fsync of this one says nothing about that.
+            state["fd_path"].pop(fd, None)
+            torn.pop(fd, None)
+            return fd
         folder, name = os.path.split(os.fspath(path))
         # Temporary names hold chance; told by their kind, two runs have the same plan.
         told = os.path.join(folder, ".tmp" if name.startswith(".tmp-") else name)
@@ -85,10 +89,10 @@ def _arm() -> None:
 
     if ARM == "writer":
         _take_trainer_along(inject)
-    lock, plain_event = threading.Lock(), inject._event
+    lock, plain_event = threading.RLock(), inject._event
 
     def event(kind, path, tornable):
-        with lock:  # several threads write; each event has one number
+        with lock:  # several threads write, and each event has one number; a rollback opens files itself
             return plain_event(kind, path, tornable)
 
     inject._event = event
