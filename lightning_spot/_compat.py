@@ -1,7 +1,7 @@
 """The only file that imports Lightning, and the only one that uses its private names.
 
-Lightning exists twice, as `lightning.pytorch` and as `pytorch_lightning`, with separate classes. A trainer's own package
-is found by its class; base classes are taken from whichever packages the program has loaded.
+Lightning exists twice, as `lightning.pytorch` and as `pytorch_lightning`, with separate classes. A trainer's package is
+found by its class; base classes are taken from whichever packages the program has loaded.
 
 Private names are read through functions here, each of which says what for. Supported: 2.5.0 to 2.6.x; other versions
 are refused, because the loops' meaning of "restarting" changed before and may change again.
@@ -108,7 +108,7 @@ def stop_exception(trainer: Any, code: int) -> SystemExit:
 
 
 def is_instance(trainer: Any, value: Any, *names: str) -> bool:
-    """Whether `value` is one of the named callback classes of the trainer's package, as far as this version has them."""
+    """Whether `value` is one of these callback classes of the trainer's package, as far as this version has them."""
     callbacks = _module(trainer, "callbacks")
     classes = tuple(cls for name in names if (cls := getattr(callbacks, name, None)) is not None)
     return isinstance(value, classes)
@@ -278,6 +278,21 @@ def set_cycle_flags(trainer: Any, flags: list[bool] | None) -> None:
         iterator._consumed = list(flags)
 
 
+def end_epoch_data(trainer: Any, places: list[Any]) -> None:
+    """The saved batch was the last of its epoch: let the next fetch say so, and the next epoch begin its own pass.
+
+    The loaders need not be exhausted (`limit_train_batches`), and those of a cycling combination begin again when the
+    fetcher looks ahead.
+    """
+    loop = trainer.fit_loop
+    loop._data_fetcher.done = True
+    if hasattr(loop._data_fetcher, "batches"):
+        loop._data_fetcher.batches = []
+    for loader, place in zip(loop._combined_loader.flattened, places, strict=False):
+        if "kind" in place:
+            loader.load_state_dict({**place, "ended": True})
+
+
 def take_up_loaders(trainer: Any) -> None:
     """Load loader states that Lightning left aside: it skips them when the loaders were made before the loops were
     restored, e.g. by `trainer.estimated_stepping_batches` in `configure_optimizers`."""
@@ -286,6 +301,15 @@ def take_up_loaders(trainer: Any) -> None:
         loop._combined_loader._load_state_dicts(loop._combined_loader_states_to_load)
         loop._combined_loader_states_to_load = []
         iter(loop._data_fetcher)
+
+
+def seed_workers(trainer: Any, loader: Any) -> None:
+    """Give the loader Lightning's `worker_init_fn` now, if it is to have one (`seed_everything(workers=True)`).
+
+    Lightning does it later, and only to a loader that has none; the protection from signals is one.
+    """
+    data = importlib.import_module(f"{FABRIC[package_of(trainer)]}.utilities.data")
+    data._auto_add_worker_init_fn(loader, trainer.global_rank)
 
 
 # -- running metrics --------------------------------------------------------------------------------------------------
@@ -390,3 +414,16 @@ def _set_metric(metric: Any, saved: Mapping[str, Any], device: Any) -> None:
 
 def _to(value: Any, device: Any) -> Any:
     return value.to(device) if hasattr(value, "to") else value
+
+
+# -- signals ----------------------------------------------------------------------------------------------------------
+
+
+def signal_owner(trainer: Any) -> tuple[Any, str]:
+    """Lightning's part of the SIGTERM handler; it runs a broadcast there, which hangs when one rank gets the signal."""
+    return trainer._signal_connector, "_sigterm_notifier_fn"
+
+
+def signal_poll_owner(trainer: Any) -> tuple[Any, str]:
+    """A broadcast at each batch start that asks whether rank 0 got SIGTERM (not in every supported version)."""
+    return trainer.fit_loop.epoch_loop, "_broadcast_sigterm_tensor"

@@ -88,10 +88,6 @@ class SpotCallback(*_BASES):  # type: ignore[misc]
         """Behind the callbacks of `configure_callbacks`, an averaging of weights above all, and checkpoints."""
         trainer.callbacks = [*(c for c in trainer.callbacks if c is not self), self]
 
-    def on_sanity_check_start(self, trainer: Any, pl_module: Any) -> None:
-        if self._fit is not None:
-            self._fit.sanity_check_starts()
-
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         if self._fit is not None:
             self._fit.announce()

@@ -15,8 +15,11 @@ from lightning_spot import _compat, progress
 from spot_core.clock import SYSTEM_CLOCK
 from spot_core.pytorch import rng
 
-SHARED = ("state_dict", "optimizer_states", "current_model_state", "averaging_state")
-"""Keys of a Lightning checkpoint that hold model-sized tensors; the last two are WeightAveraging's."""
+DROPPABLE = ("hyper_parameters", "datamodule_hyper_parameters")
+"""Keys that a resume does not need, and that may hold objects which only pickle can express."""
+
+SHARED = ("state_dict", "optimizer_states", "current_model_state", "averaging_state", *DROPPABLE)
+"""Keys of a Lightning checkpoint that are the same on all ranks; `current_model_state` is WeightAveraging's."""
 
 _TUNERS = ("LearningRateFinder", "BatchSizeFinder")
 
@@ -36,6 +39,7 @@ def capture(trainer: Any, module: Any, *, at_batch_end: bool) -> tuple[dict[str,
         "checkpoint": checkpoint,
         "rng": rng.capture(),
         "buffers": _buffers(module, shared["state_dict"], trainer.world_size),
+        "modes": modes(module),
         "metrics": _compat.metric_state(trainer, module),
         "clocks": _compat.clocks(trainer, SYSTEM_CLOCK.monotonic()),
         "should_stop": bool(trainer.should_stop),
@@ -49,6 +53,30 @@ def capture(trainer: Any, module: Any, *, at_batch_end: bool) -> tuple[dict[str,
 def _buffers(module: Any, saved: dict[str, Any], world_size: int) -> dict[str, Tensor]:
     """Buffers that are not in the module's state, and with several ranks all: each rank's forward has its own."""
     return {name: buffer for name, buffer in module.named_buffers() if world_size > 1 or name not in saved}
+
+
+def modes(module: Any) -> dict[str, list[str]]:
+    """Names of frozen parameters, of parts in eval mode and of norms without running statistics.
+
+    Callbacks change them at the start of an epoch (BackboneFinetuning unfreezes); a resumed epoch has no start.
+    """
+    parts = list(module.named_modules())
+    return {
+        "frozen": [name for name, parameter in module.named_parameters() if not parameter.requires_grad],
+        "eval": [name for name, part in parts if not part.training],
+        "untracked": [name for name, part in parts if getattr(part, "track_running_stats", True) is False],
+    }
+
+
+def set_modes(module: Any, saved: dict[str, list[str]]) -> None:
+    frozen, eval_, untracked = (set(saved[key]) for key in ("frozen", "eval", "untracked"))
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad is (name in frozen):
+            parameter.requires_grad_(name not in frozen)
+    for name, part in module.named_modules():
+        part.training = name not in eval_
+        if hasattr(part, "track_running_stats"):
+            part.track_running_stats = name not in untracked
 
 
 def stable_tensors(trainer: Any, shared: dict[str, Any]) -> list[Tensor]:

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from lightning_spot import _compat, capture, fits
 from lightning_spot._patches import Patches
 from lightning_spot._stopping import Stopping
+from lightning_spot.checkpoint_io import SpotCheckpointIO
 from lightning_spot.loaders import Loaders
 from lightning_spot.restore import Restored
 from spot_core.config import Settings
@@ -37,12 +38,12 @@ class Fit:
         self._restored: Restored | None = None
         self._patches = Patches()
         self._loaders: Loaders | None = None
-        self._stopping = Stopping(trainer)
+        self._stopping = Stopping(trainer, settings.grace_s)
         self._model = ""
         self._step = 0
         self._saved_step = -1
         self._training = False
-        self._overlap: bool | None = None
+        self._plugin: Any = None
         self._stepped: set[int] = set()
         self._handles: list[Any] = []
         self._held: tuple[dict[str, Any], dict[str, Any]] | None = None
@@ -59,6 +60,7 @@ class Fit:
                 "models are not resumed by this version.",
                 hint='Use strategy="ddp" or a single device.',
             )
+        self._plugin = trainer.strategy.checkpoint_io
         dirpaths = [str(c.dirpath) for c in trainer.checkpoint_callbacks if getattr(c, "dirpath", None)]
         fits.check_folder(self._run_name, dirpaths)
         self._patches.around(*_compat.restore_owner(trainer), self._around_restore)
@@ -68,6 +70,7 @@ class Fit:
         self._patches.around(trainer.strategy, "process_dataloader", self._loaders.around_process)
         self._patches.around(trainer.strategy, "on_train_start", self._around_train_start)
         self._patches.around(*_compat.boundary_owner(trainer), self._around_boundary)
+        self._stopping.take_over(self._patches)
 
     def _around_restore(self, restore: Callable[..., None]) -> Callable[..., None]:
         def restore_modules_and_callbacks(checkpoint_path: Any = None, *args: Any, **kwargs: Any) -> None:
@@ -77,7 +80,7 @@ class Fit:
                 return
             where = f"{self.uri} generation {self._restored.generation}"
             if checkpoint_path:
-                log.info("resuming from %s; the checkpoint given to fit (%s) is older and left aside", where, checkpoint_path)
+                log.info("resuming from %s: the checkpoint given to fit, %s, is left aside", where, checkpoint_path)
             restore(where)
             self._after_restore(self._restored)
 
@@ -109,9 +112,6 @@ class Fit:
         )
         resumed = self._session.resume()
         self._restored = None if resumed is None else Restored(resumed)
-        if self._restored is not None:
-            log.info("resuming %s from generation %s, step %d%s", self.uri, self._restored.generation,
-                     self._restored.step, " (finished)" if self._restored.finished else "")
 
     def _after_restore(self, restored: Restored) -> None:
         trainer = self._trainer
@@ -159,7 +159,7 @@ class Fit:
                 self._handles.append(
                     optimizer.register_step_post_hook(lambda *_, number=number: self._stepped.add(number))
                 )
-        self._stopping.training_starts()
+        self._stopping.training_starts(session)
 
     def _around_boundary(self, log_row: Callable[..., Any]) -> Callable[..., Any]:
         def update_train_step_metrics() -> None:
@@ -241,7 +241,14 @@ class Fit:
         stable = [] if wait else capture.stable_tensors(self._trainer, shared)
         self._saved_step = self._step
         self._open_session.save(
-            self._step, shared=shared, local=local, stable=stable, reason=reason, finished=finished, wait=wait
+            self._step,
+            shared=shared,
+            local=local,
+            stable=stable,
+            droppable=capture.DROPPABLE,
+            reason=reason,
+            finished=finished,
+            wait=wait,
         )
 
     def wait_staged(self) -> None:
@@ -256,13 +263,14 @@ class Fit:
             return
         self.wait_staged()
         self._held = None
-        if self._saved_step == self._step:
-            self._step += 1  # one generation per step and life: the end of the fit counts as one more
         shared, local = self._capture(at_batch_end=False)
         self._save(shared, local, reason="the fit has finished", finished=True, wait=True)
+        self.flush_plugin()
 
-    def sanity_check_starts(self) -> None:
-        self._stopping.sanity_check_starts()
+    def flush_plugin(self) -> None:
+        """Checkpoints of Lightning's own that are still being written; their errors come out here."""
+        if isinstance(self._plugin, SpotCheckpointIO):
+            self._plugin.flush()
 
     def epoch_ends(self) -> None:
         self.wait_staged()
@@ -280,7 +288,6 @@ class Fit:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        self._stopping.close()
         if self._session is not None:
             self._session.close()
             self._session = None

@@ -6,10 +6,13 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+from torch.utils.data import DataLoader
+
 from lightning_spot import _compat
 from spot_core.errors import ConfigError
 from spot_core.pytorch.position import ResumableView, resumable
 from spot_core.pytorch.streams import mix
+from spot_core.pytorch.workers import protect
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +35,12 @@ class Loaders:
 
         def process_dataloader(dataloader: Any) -> Any:
             dataloader = process(dataloader)
-            return self._wrap(dataloader) if self._trainer.training else dataloader
+            if self._trainer.training:
+                return self._wrap(dataloader)
+            if isinstance(dataloader, DataLoader):
+                _compat.seed_workers(self._trainer, dataloader)
+                protect(dataloader)  # a notice during validation must not take the workers first
+            return dataloader
 
         return process_dataloader
 
@@ -42,16 +50,17 @@ class Loaders:
         _set_epoch(loader, trainer.fit_loop.epoch_progress.current.processed)
         if hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict"):
             workers = getattr(loader, "num_workers", 0)
-            if workers:
+            if workers and trainer.is_global_zero and number == 0:
                 log.warning(
                     "the training loader is a %s with %d workers, whose random generators it cannot save: random "
                     "augmentation in them differs after a resume; a plain DataLoader is resumed exactly",
                     type(loader).__name__, workers,
                 )
-            if _has_length(loader):
-                return loader  # Lightning saves and loads its state, and nothing is fetched ahead
         view = resumable(
-            loader, seed=mix(self.seed, number), rank=trainer.global_rank, world_size=trainer.world_size
+            loader,
+            seed=mix(self.seed, number),
+            rank=trainer.global_rank,
+            world_size=trainer.world_size,
         )
         self._views.append(view)
         return view
@@ -77,7 +86,8 @@ class Loaders:
     def position(self) -> dict[str, Any]:
         """For the manifest: passes and global sample offsets of the loaders that count samples."""
         places = [view.state_dict() for view in self._views]
-        return {"loaders": [{key: place[key] for key in ("pass", "batches", "offset") if key in place} for place in places]}
+        shown = ("pass", "batches", "offset")
+        return {"loaders": [{key: place[key] for key in shown if key in place} for place in places]}
 
 
 def _set_epoch(loader: Any, epoch: int) -> None:
@@ -87,11 +97,3 @@ def _set_epoch(loader: Any, epoch: int) -> None:
         set_epoch = getattr(sampler, "set_epoch", None)
         if callable(set_epoch):
             set_epoch(epoch)
-
-
-def _has_length(loader: Any) -> bool:
-    try:
-        len(loader)
-    except (TypeError, NotImplementedError):
-        return False
-    return True

@@ -1,7 +1,7 @@
 """Loop progress in a Lightning checkpoint, so that a resumed fit continues at exactly the next event.
 
 Unrepaired, Lightning 2.5 to 2.6 skips the validation that was due after the saved batch, and after a save at the last
-batch of an epoch it skips the end of this epoch or the whole next one. Only plain dicts here; keys as in 2.5.0 to 2.6.x.
+batch of an epoch it skips the end of this epoch or the whole next one. Only plain dicts here, keys as in 2.5 and 2.6.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from lightning_spot import _compat, fits, progress
+from lightning_spot import _compat, capture, fits, progress
 from spot_core.clock import SYSTEM_CLOCK
 from spot_core.errors import TopologyError
 from spot_core.pytorch import rng
@@ -22,9 +22,9 @@ class Restored:
 
     def __init__(self, resumed: Resumed) -> None:
         local = resumed.state.local
-        if local is None:
+        if local is None or not resumed.state.same_world:
             raise TopologyError(
-                f"generation {resumed.generation} holds no state of this rank: it was saved by another number of ranks.",
+                f"generation {resumed.generation} was saved by another number of ranks: it holds no state of this one.",
                 hint="Start with the number of ranks of the run.",
             )
         self.generation = resumed.generation
@@ -32,6 +32,7 @@ class Restored:
         self.step = int(local["step"])
         self.local = local
         self._shared = resumed.state.shared
+        self._places = local["checkpoint"]["loops"]["fit_loop"]["state_dict"].get("combined_loader", [])
 
     def checkpoint(self, module: Any) -> dict[str, Any]:
         """The dict that Lightning loads, repaired so that it goes on at the very next event."""
@@ -40,9 +41,9 @@ class Restored:
         if self.finished:
             # The end of the last epoch is behind it; should the user train longer now, the next pass begins.
             loop = state["loops"]["fit_loop"]["state_dict"]
-            places = loop.pop("combined_loader", [])
-            if all("kind" in place for place in places):
-                loop["combined_loader"] = [{**place, "ended": True} for place in places]
+            loop.pop("combined_loader", None)
+            if all("kind" in place for place in self._places):
+                loop["combined_loader"] = [{**place, "ended": True} for place in self._places]
         else:
             flags = self.local["flags"]
             progress.repair(state, validation_due=flags["validation_due"], last_batch=flags["last_batch"])
@@ -75,7 +76,11 @@ class Restored:
 
     def _inside_epoch(self, trainer: Any, module: Any) -> None:
         local = self.local
-        _compat.set_cycle_flags(trainer, local["cycle"])
+        if local["flags"]["last_batch"]:
+            _compat.end_epoch_data(trainer, self._places)
+        else:
+            _compat.set_cycle_flags(trainer, local["cycle"])
+        capture.set_modes(module, local["modes"])
         _compat.restore_metric_state(trainer, module, local["metrics"])
         trainer.should_stop = trainer.should_stop or local["should_stop"]
         if local["flags"]["validation_due"]:

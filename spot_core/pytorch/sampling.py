@@ -54,4 +54,4 @@ class GlobalSampler(DistributedSampler[Any]):
         if not self.shuffle:
             return list(range(count))
         generator = torch.Generator().manual_seed(mix(self.seed, self.epoch))
-        return torch.randperm(count, generator=generator).tolist()  # type: ignore[no-any-return]
+        return torch.randperm(count, generator=generator).tolist()

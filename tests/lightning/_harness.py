@@ -110,7 +110,7 @@ class Net(pl.LightningModule):
         self.events.append(("end", self.trainer.current_epoch, self.trainer.global_step))
 
     def configure_optimizers(self) -> Any:
-        optimizer = torch.optim.Adam(self.parameters(), lr=0.05)
+        optimizer = torch.optim.Adam(filter(lambda p: p.requires_grad, self.parameters()), lr=0.05)
         schedule = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.8)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
@@ -243,7 +243,9 @@ def assert_equal(got: Any, want: Any, where: str) -> None:
         assert got == want, f"{where}: {got!r} is not {want!r}"
 
 
-def assert_continues(job: Job, tmp_path: Path, kills: list[int], *, every: str | None = None) -> tuple[Outcome, list[Outcome]]:
+def assert_continues(
+    job: Job, tmp_path: Path, kills: list[int], *, every: str | None = None
+) -> tuple[Outcome, list[Outcome]]:
     """Kill after the generation of each step in `kills`, restart, and compare the whole with the control."""
     control = job.start(tmp_path / "control")
     lives = [

@@ -1,0 +1,118 @@
+"""One pass over the user's sampler: from where, under which seed, how far."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Iterator, Mapping, Sized
+from typing import Any
+
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+from torch.utils.data.distributed import DistributedSampler
+
+from spot_core.pytorch.sampling import GlobalSampler
+from spot_core.pytorch.streams import StreamIterator, mix
+
+log = logging.getLogger(__name__)
+
+_NEEDS_NO_RNG = (SequentialSampler, DistributedSampler, GlobalSampler)
+_DRAWS_FROM_TORCH = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
+
+
+class OnePass:
+    """One pass over the user's sampler: from where, under which seed, how far."""
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        self._source = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+        self._batched = loader.batch_sampler is not None
+        self._samplers = _distinct(
+            loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None), loader.sampler
+        )
+        self._generators = [
+            g for g in _distinct(loader.generator, *(getattr(s, "generator", None) for s in self._samplers))
+            if isinstance(g, torch.Generator)
+        ]
+        self.length = len(self._source) if isinstance(self._source, Sized) else None
+        self.batches = 0
+        self.samples = 0
+        self.memory: dict[str, Any] = {}
+        self._skip = 0
+        self._sizes: deque[int] = deque()
+        self._seed = 0
+
+    def take_up(self, state: Mapping[str, Any], world_size: int) -> None:
+        """Start at a saved place instead of the beginning."""
+        for generator, saved in zip(self._generators, state["generators"], strict=False):
+            generator.set_state(saved)
+        for sampler, saved in zip(self._samplers, state["samplers"], strict=False):
+            if saved is None:
+                continue
+            if "state" in saved and hasattr(sampler, "load_state_dict"):
+                sampler.load_state_dict(saved["state"])
+            elif "epoch" in saved and hasattr(sampler, "set_epoch"):
+                sampler.set_epoch(saved["epoch"])
+        self.batches, self.samples = state["batches"], state["samples"]
+        self._skip = self.batches
+        seeking = next((s for s in self._samplers if isinstance(s, GlobalSampler)), None)
+        if seeking is not None:  # an offset into the data, whatever the batch size and the number of ranks were
+            seeking.seek(state["offset"])
+            self.samples = state["offset"] // world_size
+            self._skip = 0
+        elif state["batches_in_pass"] != self.length:
+            log.warning("the data had %s batches per pass when the place was saved and have %s now: the place is kept "
+                        "by counting batches", state["batches_in_pass"], self.length)
+
+    def remember(self) -> None:
+        """What the same pass needs to be opened again: generators and samplers as they are at its beginning."""
+        self.memory = {
+            "generators": [generator.get_state() for generator in self._generators],
+            "samplers": [_sampler_state(sampler) for sampler in self._samplers],
+        }
+
+    def seeds(self, seed: int, number: int, rank: int) -> None:
+        self._seed = mix(seed, number)
+
+    def indices(self) -> Iterator[tuple[int, Any]]:
+        """(batch number, index or indices) from the place on."""
+        # A DistributedSampler is told its epoch after workers-less loaders were opened: look again.
+        self.memory["samplers"] = [_sampler_state(sampler) for sampler in self._samplers]
+        number = self.batches - self._skip
+        for request in self._iterate():
+            number += 1
+            if self._skip > 0:
+                self._skip -= 1
+                continue
+            self._sizes.append(len(request) if self._batched else 1)
+            yield number - 1, request
+
+    def _iterate(self) -> Iterator[Any]:
+        kinds = {type(s) for s in self._samplers} - {BatchSampler}
+        own_generators = all(getattr(s, "generator", None) is not None for s in self._samplers
+                             if isinstance(s, _DRAWS_FROM_TORCH))
+        if all(k in _NEEDS_NO_RNG or (k in _DRAWS_FROM_TORCH and own_generators) for k in kinds):
+            return iter(self._source)
+        torch_only = all(k in _NEEDS_NO_RNG + _DRAWS_FROM_TORCH for k in kinds)
+        return StreamIterator(self._source, self._seed, torch_only=torch_only)
+
+    def consumed(self) -> None:
+        self.batches += 1
+        self.samples += self._sizes.popleft()
+
+
+def _sampler_state(sampler: Any) -> dict[str, Any] | None:
+    if hasattr(sampler, "state_dict") and hasattr(sampler, "load_state_dict"):
+        return {"state": sampler.state_dict()}
+    epoch = getattr(sampler, "epoch", None)
+    return {"epoch": epoch} if isinstance(epoch, int) and hasattr(sampler, "set_epoch") else None
+
+
+def _distinct(*values: Any) -> list[Any]:
+    return list({id(value): value for value in values if value is not None}.values())

@@ -1,0 +1,134 @@
+"""Loaders that have no index: read again from the beginning, or asked for a state of their own."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from spot_core.pytorch._private import iterates_plainly
+from spot_core.pytorch.streams import CpuRng, isolated, mix
+from spot_core.pytorch.view import ResumableView
+from spot_core.pytorch.workers import protect
+
+log = logging.getLogger(__name__)
+
+
+class ReplayView(ResumableView):
+    """Anything that can only be read from its beginning: the passed part is read again and dropped."""
+
+    def __init__(self, loader: Any, *, seed: int, rank: int) -> None:
+        super().__init__(loader)
+        self._seed, self._rank, self._world_size = seed, rank, 1
+        self._pass = -1
+        self._inner: Any = None
+        self._opening: dict[str, Any] = {}
+
+    def _identity(self) -> dict[str, Any]:
+        return {"seed": self._seed}
+
+    def _open(self) -> Iterator[Any]:
+        state = self._take_pending()
+        if state is not None:
+            self._seed, self._pass = state["seed"], state["pass"]
+        if state is None or state["pass"] < 0 or state.get("ended"):
+            self._pass += 1
+            self._opening = {"batches": 0, "rng_at_start": CpuRng.capture().to_state()}
+            items = self._iterate()
+        else:
+            batches = state["batches"]
+            self._opening = {"batches": batches, "rng_at_start": state["rng_at_start"]}
+            log.info("reading and dropping %d batches of %s to find the place; give the loader state_dict and "
+                     "load_state_dict (torchdata's StatefulDataLoader has them) to save this time",
+                     batches, type(self._loader).__name__)
+            with isolated(CpuRng.from_state(state["rng_at_start"])):
+                items = self._iterate()
+                for _ in range(batches):
+                    if next(items, self) is self:
+                        break
+        self._places.clear()
+        self._note(self._place())
+        return items
+
+    def _iterate(self) -> Iterator[Any]:
+        user = self._loader
+        if isinstance(user, DataLoader):
+            protect(user)
+        if isinstance(user, DataLoader) and user.generator is None and iterates_plainly(user):
+            # Seeds of the workers from the pass, not from where the global generator happens to stand.
+            user.generator = torch.Generator()
+            user.generator.manual_seed(mix(self._seed, self._pass, self._rank, 1))
+            try:
+                return _iterator(user)
+            finally:
+                user.generator = None
+        return _iterator(user)
+
+    def _advance(self) -> dict[str, Any]:
+        self._opening = {**self._opening, "batches": self._opening["batches"] + 1}
+        return self._place()
+
+    def _place(self) -> dict[str, Any]:
+        return {"kind": type(self).__name__, "seed": self._seed, "pass": self._pass, **self._opening}
+
+
+class DirectView(ResumableView):
+    """A loader with a state of its own that is read in step with the training: its state is the place."""
+
+    def __iter__(self) -> Iterator[Any]:
+        if isinstance(self._loader, DataLoader):
+            protect(self._loader)
+        return _iterator(self._loader)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"kind": type(self).__name__, "pass": 0, "loader": self._loader.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if state.get("ended"):
+            return
+        if state["kind"] == type(self).__name__:
+            self._loader.load_state_dict(state["loader"])
+        else:
+            self._other_kind(state)
+
+
+class StatefulView(ResumableView):
+    """A loader that has a state of its own, asked after each fetch, so that the state of the consumed batch is known.
+
+    Without this the state of a loader that is read one batch ahead names a place one batch too far.
+    """
+
+    def _open(self) -> Iterator[Any]:
+        state = self._take_pending()
+        if state is not None and state.get("loader") is not None and not state.get("ended"):
+            self._loader.load_state_dict(state["loader"])
+        if isinstance(self._loader, DataLoader):
+            protect(self._loader)
+        items = _iterator(self._loader)
+        self._places.clear()
+        self._note(self._place())
+        return items
+
+    def _advance(self) -> dict[str, Any]:
+        return self._place()
+
+    def _place(self) -> dict[str, Any]:
+        return {"kind": type(self).__name__, "pass": 0, "loader": _frozen(self._loader.state_dict())}
+
+
+def _iterator(loader: Any) -> Iterator[Any]:
+    return iter(loader)
+
+
+def _frozen(state: Any) -> Any:
+    """A copy that the loader's next step cannot change."""
+    if isinstance(state, torch.Tensor):
+        return state.clone()
+    if isinstance(state, dict):
+        return {key: _frozen(value) for key, value in state.items()}
+    if isinstance(state, (list, tuple)):
+        return type(state)(_frozen(value) for value in state)
+    return state

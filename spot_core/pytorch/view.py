@@ -1,0 +1,121 @@
+"""A view of a loader: the same batches and attributes, and a place in them that can be saved and loaded."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from spot_core.pytorch.streams import CpuRng, isolated
+
+log = logging.getLogger(__name__)
+
+_HISTORY = 4  # places kept: a trainer fetches at most a batch or two ahead of the one it trains on
+
+
+class ResumableView:
+    """What all views share: they look like the loader they show, count what was fetched and know their last places.
+
+    `behind` is the number of fetched batches that the trainer has not consumed (it looked ahead); `state_dict` then
+    tells the place before them. With `look_ahead` the states of the CPU generators before each fetch are kept too:
+    a batch that was fetched early must be fetched again under the generators it saw the first time.
+    """
+
+    _own = frozenset(
+        {"_loader", "_pending", "_places", "_reseed", "behind", "look_ahead", "_pass", "_inner", "_iterator"}
+        | {"_seed", "_rank", "_world_size", "_opening"}
+    )
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+        self._pending: Mapping[str, Any] | None = None
+        self._reseed: CpuRng | None = None
+        self._places: deque[tuple[dict[str, Any], CpuRng | None]] = deque(maxlen=_HISTORY)
+        self.behind = 0
+        self.look_ahead = False
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:  # `isinstance(view, DataLoader)` answers as for the loader itself
+        return type(self._loader)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ResumableView._own:
+            raise AttributeError(name)
+        return getattr(self._loader, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in ResumableView._own:
+            object.__setattr__(self, name, value)
+        else:
+            setattr(self._loader, name, value)
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        items = self._open()
+        reseed, self._reseed = self._reseed, None
+        return self._count(items, reseed)
+
+    def _count(self, items: Iterator[Any], reseed: CpuRng | None) -> Iterator[Any]:
+        """Yields the batches, noting the place after each."""
+        while True:
+            before = CpuRng.capture() if self.look_ahead else None
+            try:
+                if reseed is not None:
+                    with isolated(reseed):
+                        batch = next(items)
+                    before, reseed = reseed, None
+                else:
+                    batch = next(items)
+            except StopIteration:
+                return
+            self._note(self._advance(), before)
+            yield batch
+
+    def _note(self, place: dict[str, Any], before: CpuRng | None = None) -> None:
+        self._places.append((place, before))
+
+    def state_dict(self) -> dict[str, Any]:
+        """The place after the last consumed batch; plain values and tensors."""
+        if self._pending is not None:
+            return dict(self._pending)
+        if not self._places:
+            return {"kind": type(self).__name__, "pass": -1, **self._identity()}
+        at = max(len(self._places) - 1 - self.behind, 0)
+        state = dict(self._places[at][0])
+        if self.behind and at + 1 < len(self._places):
+            before = self._places[at + 1][1]
+            if before is not None:
+                state["rng_before_next"] = before.to_state()
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """The next `iter` goes on from this place; with `ended` set, at the beginning of the pass after it."""
+        self._pending = dict(state)
+        rng = state.get("rng_before_next")
+        self._reseed = None if rng is None else CpuRng.from_state(rng)
+
+    def _take_pending(self) -> Mapping[str, Any] | None:
+        pending, self._pending = self._pending, None
+        if pending is not None and pending["kind"] != type(self).__name__:
+            self._other_kind(pending)
+            return None
+        return pending
+
+    def _other_kind(self, state: Mapping[str, Any]) -> None:
+        log.warning(
+            "the loader is of another kind than the one whose place was saved (%s, now %s): its data start over",
+            state["kind"],
+            type(self).__name__,
+        )
+
+    def _identity(self) -> dict[str, Any]:
+        return {}
+
+    def _open(self) -> Iterator[Any]:
+        raise NotImplementedError
+
+    def _advance(self) -> dict[str, Any]:
+        raise NotImplementedError
