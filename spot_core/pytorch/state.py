@@ -90,8 +90,11 @@ class _Splitter:
             return codec.encode_plain(value)
         except codec.NotPlain:
             pass
-        if isinstance(value, DTensor) or (_SHARDED is not None and isinstance(value, _SHARDED)):
+        if isinstance(value, DTensor):
             return self._tensor(value, path)
+        if _SHARDED is not None and isinstance(value, _SHARDED):
+            # It answers few questions (no strides, no address), and FSDP ties none.
+            return {KIND: "tensor", "fqn": self._store(value, path)}
         fields = namedtuple_fields(cls)
         if fields is not None:
             items = [self.encode(item, _sub(path, name)) for name, item in zip(fields, value, strict=True)]
@@ -241,17 +244,12 @@ def _local(value: torch.Tensor) -> torch.Tensor:
 
 
 def _address(value: torch.Tensor) -> int:
-    if type(value) is not torch.Tensor:
-        if _SHARDED is not None and isinstance(value, _SHARDED):
-            return id(value)
-        value = _local(value)
-    return value.data_ptr() or storage_identity(value)
+    local = value if type(value) is torch.Tensor else _local(value)
+    return local.data_ptr() or storage_identity(local)
 
 
 def _identity(value: torch.Tensor) -> tuple[Any, ...]:
     """Equal for two tensors that are one and the same piece of memory, read the same way."""
-    if _SHARDED is not None and isinstance(value, _SHARDED):
-        return (id(value),)
     where = (value.placements, id(value.device_mesh)) if isinstance(value, DTensor) else ()
     local = _local(value)
     view = (local.storage_offset(), local.shape, local.stride(), local.dtype, local.is_conj(), local.is_neg())

@@ -16,11 +16,14 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed._shard.sharded_tensor import Shard as OldShard
+from torch.distributed._shard.sharded_tensor import ShardMetadata
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 from spot_core.errors import SaveError
 from spot_core.pytorch import SpotStorageReader
+from spot_core.pytorch._private import sharded_tensor_class
 from spot_core.pytorch.loader import load
 from spot_core.pytorch.plan import Planner
 from spot_core.run import Run
@@ -132,7 +135,32 @@ def refused(saver: Saver, rank: int, mesh: DeviceMesh) -> Any:
     return messages
 
 
-JOBS: tuple[Callable[[Saver, int, DeviceMesh], Any], ...] = (replicated, sharded, read_back, cached, refused)
+def old_shards(saver: Saver, rank: int, mesh: DeviceMesh) -> Any:
+    """ShardedTensors, in which FSDP1 hands out its state: saved, and filled in place."""
+
+    def sharded(value: float) -> Any:
+        metadata = ShardMetadata(shard_offsets=[2 * rank, 0], shard_sizes=[2, 3], placement=f"rank:{rank}/cpu")
+        return cls._init_from_local_shards([OldShard(torch.full((2, 3), value), metadata)], (4, 3))
+
+    cls: Any = sharded_tensor_class()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # torch's own, for each touch of the type
+        saver.save(1, {"w": sharded(1.0 + rank)})
+        template = sharded(9.0)
+        dist.barrier(saver.group)
+        verified = saver.run.verify(saver.run.discover().generations[0])
+        load(saver.run.store, verified, rank=rank, world=2, template={"w": template})
+        return template.local_shards()[0].tensor.tolist()
+
+
+JOBS: tuple[Callable[[Saver, int, DeviceMesh], Any], ...] = (
+    replicated,
+    sharded,
+    read_back,
+    cached,
+    refused,
+    old_shards,
+)
 
 
 def main() -> None:

@@ -127,3 +127,9 @@ def test_what_cannot_be_planned_is_refused_on_every_rank(ranks: Any) -> None:
         assert "Partial" in said[2]
     assert "Another rank" in zero["refused"][3]
     assert same(loaded(folder / "refused").shared, {"x": torch.ones(2)})
+
+
+def test_fsdp1s_sharded_tensors_are_saved_by_their_owners_and_filled_in_place(ranks: Any) -> None:
+    folder, said = ranks
+    assert loaded(folder / "old_shards").shared["w"].tolist() == [[1.0] * 3] * 2 + [[2.0] * 3] * 2
+    assert [mine["old_shards"] for mine in said] == [[[1.0] * 3] * 2, [[2.0] * 3] * 2]
