@@ -6,6 +6,7 @@ the training looks; stock writers that never sync are said to be durable when th
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -17,7 +18,12 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
+from spot_core.config import Settings
+from spot_core.pytorch.session import Session
+from spot_core.run import Run
+
 State = dict[str, Any]
+TOO_LONG_S = 600
 
 
 class Contestant(Protocol):
@@ -170,75 +176,58 @@ class DcpAsync:
             dist.destroy_process_group()
 
 
+class _Committed(logging.Handler):
+    """Notes when the session logs a commit: the marker and the pointer are durable then."""
+
+    at: float | None = None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if "committed in" in record.msg:
+            self.at = time.perf_counter()
+
+
 class Spot:
-    """This package: state split, planned, staged, written, sealed and committed, as one rank's session does it."""
+    """This package's session, one rank."""
 
     synced = True
 
     def __init__(self, training: Any, mode: str) -> None:
-        from spot_core.pytorch.plan import Planner
-        from spot_core.pytorch.stage import Stager
-        from spot_core.writer import WriterClient
-
         self._training = training
         self._mode = mode
-        self._planner = Planner()
-        self._client: WriterClient | None = None
-        self._stager: Stager | None = None
-        self._future: Any = None
-        self._at: float | None = None
         self._step = 0
-        self._failed: BaseException | None = None
+        self._began = 0.0
+        self._committed = _Committed()
+        self._session: Session
 
     def start(self, folder: Path, nbytes: int) -> None:
-        """Before the first step, as a session starts: claim the life, start the writer, take the memory."""
-        from spot_core.pytorch.stage import Stager
-        from spot_core.run import Run
-        from spot_core.writer import WriterClient
-
-        run = Run.open(folder)
-        self._writer = run.claim(info={})
-        self._client = WriterClient.start(run.store, mode=self._mode)  # type: ignore[arg-type]
-        self._stager = Stager(self._client)
-        self._stager.reserve(nbytes)
+        """Before the first step, as a run starts: claim the life, start the writer, take the memory."""
+        log = logging.getLogger("spot_core.pytorch.committer")
+        log.addHandler(self._committed)
+        log.setLevel(logging.INFO)
+        log.propagate = False
+        settings = Settings(writer=self._mode, keep=1, sources="none", on_save_error="raise", max_failed_saves=0)
+        self._session = Session(Run.open(folder), settings)
+        self._session.resume()
+        self._session.start(state_bytes=nbytes)
 
     def save(self, state: State, folder: Path) -> None:
-        from spot_core.pytorch.stage import storage_ids
-        from spot_core.pytorch.state import split
-        from spot_core.writer import WriteJob
-
-        assert self._client is not None
-        assert self._stager is not None
-        self._at = None
+        self._committed.at = None
         self._step += 1
-        parts = split(state)
-        plan = self._planner.plan(parts.tensors, {}, shared_objects=parts.objects)
-        self._stager.stage(plan, storage_ids(self._training.stable()))
-        opened = self._writer.begin(self._step)
-        future = self._client.submit(WriteJob(0, opened.target(0), plan.size, plan.index(parts.tree, None)))
-
-        def commit(done: Any) -> None:
-            try:
-                opened.seal([done.result()], world_size=1).commit({})
-            except BaseException as error:  # raised by ended()
-                self._failed = error
-            self._at = time.perf_counter()
-
-        future.add_done_callback(commit)
+        self._began = time.perf_counter()
+        self._session.save(self._step, shared=state, local={}, stable=self._training.stable(), reason="bench")
 
     def before_update(self) -> None:
-        assert self._stager is not None
-        self._stager.wait_staged()
+        self._session.wait_staged()
 
     def ended(self) -> float | None:
-        if self._failed is not None:
-            raise self._failed
-        return self._at
+        if self._committed.at is None and time.perf_counter() - self._began > TOO_LONG_S:
+            self._session.drain()
+            raise TimeoutError("the save did not end")
+        return self._committed.at
 
     def close(self) -> None:
-        if self._stager is not None and self._client is not None:
-            self._stager.close()
-            self._client.close()
+        self._session.drain()
+        self._session.close()
 
 
 CONTESTANTS: dict[str, Callable[[Any], Any]] = {

@@ -68,8 +68,6 @@ class Clocked:
     def forget(self) -> None:
         """Free the disk, and its queue, before the next save."""
         shutil.rmtree(self.folder / f"save{self._number}", ignore_errors=True)
-        for generation in (self.folder / "run" / "generations").glob("*"):
-            shutil.rmtree(generation)
 
 
 @contextlib.contextmanager
@@ -166,7 +164,7 @@ TASKS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
 
 
 def main() -> None:
-    logging.disable(logging.WARNING)
+    logging.basicConfig(level=logging.ERROR)
     job = json.loads(sys.argv[1])
     torch.set_num_threads(job["threads"])
     print("result " + json.dumps(TASKS[job["task"]](job)), flush=True)
