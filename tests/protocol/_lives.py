@@ -1,0 +1,107 @@
+"""A training run reduced to what the protocol sees, and what must hold after any fault."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from spot_core import (
+    Depth,
+    Discovery,
+    GenerationId,
+    Retention,
+    Run,
+    Selection,
+    SpotError,
+    TransientStoreError,
+)
+from spot_core.store import Store
+from spot_core.testing import FakeClock
+
+WORLD = 2
+RETENTION = Retention(keep=2)
+
+
+def content(gen: GenerationId, rank: int) -> dict[str, bytes]:
+    """What `rank` saves at `gen`: tells every generation and rank from every other."""
+    return {"weights": f"{gen} of rank {rank} ".encode() * 300, "step": b"%d" % gen.step, "empty": b""}
+
+
+@dataclass
+class Witness:
+    """What somebody outside saw."""
+
+    attempted: set[GenerationId] = field(default_factory=set)
+    acknowledged: list[GenerationId] = field(default_factory=list)
+    """Commits whose caller was told that they are done."""
+    resumed: list[GenerationId | None] = field(default_factory=list)
+    lives: list[int] = field(default_factory=list)
+
+
+def live(store: Store, witness: Witness, *, saves: int = 3) -> None:
+    """One life: resume, claim, and `saves` rounds of save and prune. Errors of a save or prune are borne, as a trainer
+    bears them; one while resuming or claiming ends the life, as a trainer refuses to start."""
+    run = Run.open(store, clock=FakeClock())
+    try:
+        start = resume(run)
+        writer = run.claim(info={"host": "test"})
+    except TransientStoreError:
+        return
+    witness.resumed.append(start)
+    witness.lives.append(writer.life)
+    step = 0 if start is None else start.step
+    for _ in range(saves):
+        step += 10
+        try:
+            opened = writer.begin(step)
+            witness.attempted.add(opened.id)
+            parts = [opened.write(rank, content(opened.id, rank)) for rank in range(WORLD)]
+            committed = opened.seal(parts, world_size=WORLD).commit({"reason": "interval"})
+            witness.acknowledged.append(committed.id)
+            writer.prune(RETENTION)
+        except SpotError:
+            continue
+
+
+def resume(run: Run) -> GenerationId | None:
+    """The id of the generation resumed from, after reading all of it; None for a fresh start."""
+    verified = run.select(Depth.DIGESTS).verified
+    if verified is None:
+        return None
+    gen = verified.committed.id
+    for rank in range(WORLD):
+        assert {name: verified.read(name, rank) for name in verified.names(rank)} == content(gen, rank)
+    return gen
+
+
+def check(store: Store, witness: Witness) -> Selection:
+    """The invariants, seen by a fresh and fault-free reader after whatever happened."""
+    run = Run.open(store, clock=FakeClock())
+    selection = run.select(Depth.DIGESTS)
+    newest = max(witness.acknowledged, default=None)
+    if newest is not None:
+        assert selection.verified is not None, "an acknowledged commit was lost"
+        assert selection.verified.committed.id >= newest, "something older than an acknowledged commit was chosen"
+    if selection.verified is not None:
+        assert selection.verified.committed.id in witness.attempted
+        resume(run)
+    discovery = run.discover()
+    for committed in discovery.generations:
+        run.verify(committed, Depth.DIGESTS)  # no torn generation is ever live
+    return selection
+
+
+def settle(store: Store, witness: Witness) -> Discovery:
+    """One more life without faults clears everything up: only what retention keeps is left, and nothing else."""
+    before = len(witness.acknowledged)
+    live(store, witness, saves=1)
+    assert len(witness.acknowledged) == before + 1
+    discovery = Run.open(store).discover()
+    assert discovery.problems == (), "leftovers remain"
+    kept = [committed.id for committed in discovery.generations]
+    assert kept[0] == witness.acknowledged[-1]
+    assert len(kept) <= RETENTION.keep
+    allowed = {obj.key for committed in discovery.generations for obj in committed.manifest.objects}
+    allowed |= {f"generations/{gen}/COMMIT.json" for gen in kept}
+    left = {info.key for info in store.list("generations/")}
+    assert left == allowed, "objects that belong to nothing remain"
+    return discovery
