@@ -89,7 +89,7 @@ class Timing:
 class Saves:
     """Where saving stands.
 
-    `interval_s` is the present time interval (None: steps decide), `step_due` says that the step count asks for a save,
+    `interval_s` is the present time interval (None: steps decide), `step_due` says that this step is to be saved,
     `since_s` is the time since the last save *started* (or since the start of the life), `in_flight_s` the age of the
     save that is not committed yet (None: none is), `last_step` the step of the last save started (None: none was).
     `notified` holds the ids of the notices on which a save was already started.
@@ -173,6 +173,9 @@ def _by_interval(step: int, saves: Saves) -> Decision:
     time_due = saves.interval_s is not None and saves.since_s >= saves.interval_s
     if not (time_due or saves.step_due) or saves.last_step == step:
         return CONTINUE
+    if saves.step_due:
+        # Whoever counts steps wants that step: the save waits for the one in flight.
+        return Decision(Kind.SAVE, "interval")
     if saves.in_flight_s is not None:
         return Decision(Kind.CONTINUE, f"due, but the last save is still in flight after {saves.in_flight_s:.1f} s")
     return Decision(Kind.SAVE, "interval")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from dataclasses import asdict
 from typing import Any
 
 from spot_core import signals
@@ -115,13 +116,17 @@ class Lead:
         stager: Stager,
         *,
         began: float,
+        blocked_s: float,
         meta: Mapping[str, Any],
     ) -> None:
-        """The snapshot of this rank is begun (or failed): follow the save in the background."""
+        """The snapshot of this rank is begun (or failed): follow the save in the background.
+
+        `began` (monotonic s) is when the save could begin, `blocked_s` how long the loop stood still for it.
+        """
         assert self._opened is not None, "open_save comes first"
         own = {**self._description, **history.to_meta(self.pilot.estimator, self.pilot.uptime_s)}
         flight = Flight(number, self._opened.id.step, began, self._opened, {**own, **meta})
-        flight.blocked_s = self._clock.monotonic() - began
+        flight.blocked_s = blocked_s
         self._opened, self._flight = None, flight
         self.pilot.save_started(flight.step, began)
         self.committer.start(flight, part, stager.staged)
@@ -151,14 +156,13 @@ class Lead:
         saved = newest is not None and newest.id.step == step
         at = "nothing was saved" if newest is None else f"saved up to step {newest.id.step} (generation {newest.id})"
         text = f"{reason}; {at}"
+        record = StopRecord(self.committer.writer.life, step, text, exit_code, self._clock.now())
         try:
-            write_stop(
-                self._run.store, StopRecord(self.committer.writer.life, step, text, exit_code, self._clock.now())
-            )
+            write_stop(self._run.store, record)
         except StoreError as error:
             log.error("spot: the stop record could not be put: %s", error)
         log.warning("spot: stopped at step %d: %s", step, text)
-        return {"reason": text, "saved": saved}
+        return {"record": asdict(record), "saved": saved}
 
     def land(self, timeout_s: float | None) -> bool:
         """Wait for the save in flight; False when it did not end in time."""

@@ -31,7 +31,6 @@ class Pilot:
         self._last_step: int | None = None
         self._standing: tuple[Standing, ...] = ()
         self._notified: frozenset[str] = frozenset()
-        self._owed = False  # the step count asked while a save was in flight
         self._hasten = False
         self._said_slow_for: int | None = None
         self._said_bound = False
@@ -52,7 +51,7 @@ class Pilot:
         now, unix = self._clock.monotonic(), self._clock.now()
         interval_s = self.estimator.interval_s(self._interval, self.uptime_s)
         early = any(not s.notice.stops and s.notice.id not in self._notified for s in self._standing)
-        if early or self._owed or self._hasten:
+        if early or self._hasten:
             self._next_save = now
         else:
             self._next_save = math.inf if interval_s is None else self._last_save + interval_s
@@ -78,20 +77,17 @@ class Pilot:
 
     def decide(self, step: int, *, step_due: bool, in_flight_s: float | None) -> Decision:
         """The decision for this boundary, on behalf of all ranks."""
-        self._owed = self._owed or step_due
         saves = Saves(
             interval_s=self.estimator.interval_s(self._interval, self.uptime_s),
             since_s=self._clock.monotonic() - self._last_save,
-            step_due=self._owed,
+            step_due=step_due,
             in_flight_s=in_flight_s,
             last_step=self._last_step,
             notified=self._notified,
         )
         decision = policy.decide(step, self._clock.now(), saves, self._standing, self.timing, window_s=self._window_s)
-        if decision.kind is Kind.CONTINUE and decision.reason and in_flight_s is not None:
+        if in_flight_s is not None and (step_due or (decision.kind is Kind.CONTINUE and decision.reason)):
             self._say_slow(in_flight_s)
-        if decision.kind is Kind.CONTINUE and self._last_step == step:
-            self._owed = False
         self._asked = self._hasten = False
         self.replan()
         return decision
@@ -111,7 +107,7 @@ class Pilot:
         """`began`: monotonic seconds."""
         self._last_save = began
         self._last_step = step
-        self._owed = self._hasten = False
+        self._hasten = False
         # Whatever was announced before this save began has had its early save.
         self._notified = frozenset(s.notice.id for s in self._standing)
         self.replan()

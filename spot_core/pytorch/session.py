@@ -348,7 +348,7 @@ class Session:
         could not be loaded back (SaveError on the ranks where it could).
         """
         live = self._started()
-        began = self._clock.monotonic()
+        called = self._clock.monotonic()
         theirs: dict[str, Any] = {}
 
         def open_save() -> dict[str, Any]:
@@ -360,6 +360,7 @@ class Session:
         if word["gen"] is None:
             log.debug("step %d is committed already", step)
             return
+        began = self._clock.monotonic()
         live.life = word["gen"][0]
         gen, number = GenerationId(*word["gen"]), self._saves
         self._saves += 1
@@ -382,7 +383,8 @@ class Session:
             report(live.channel, number, self._ranks.rank, live.part)
         else:
             meta = {**theirs, "reason": reason, "finished": finished}
-            self._lead.take_off(number, live.part, live.stager, began=began, meta=meta)
+            blocked_s = self._clock.monotonic() - called
+            self._lead.take_off(number, live.part, live.stager, began=began, blocked_s=blocked_s, meta=meta)
         # On a stop the deadline counts, and `stop` knows it.
         if wait and self._until is None:
             self.drain()
@@ -444,7 +446,7 @@ class Session:
                 lambda: self._leading().last_words(step, reason, left_s=self._left_s(), exit_code=code),
                 timeout_s=self._left_s() + self._patience.stop_s,
             )
-            live.leave_word(StopRecord(live.life, step, word["reason"], code, self._clock.now()))
+            live.leave_word(StopRecord(**word["record"]))
             if word["saved"]:
                 live.watcher.acknowledge()
             live.meet(self._left_s() + self._patience.stop_s)

@@ -29,7 +29,8 @@ def test_nothing_to_do():
         (Saves(600, since_s=601, last_step=7), Kind.CONTINUE),
         (Saves(None, since_s=1e9), Kind.CONTINUE),
         (Saves(None, since_s=0, step_due=True), Kind.SAVE),
-        (Saves(None, since_s=0, step_due=True, in_flight_s=1), Kind.CONTINUE),
+        (Saves(None, since_s=0, step_due=True, in_flight_s=1), Kind.SAVE),
+        (Saves(None, since_s=0, step_due=True, last_step=7), Kind.CONTINUE),
     ],
 )
 def test_interval(saves, kind):
