@@ -29,6 +29,9 @@ def export(
         Format, typer.Option("--format", help="dcp: a folder for torch.distributed.checkpoint; torch: one file.")
     ] = Format.TORCH,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="The new file or folder.")] = None,
+    prefix: Annotated[
+        str, typer.Option(help="Only what is below this dotted path, e.g. 'state_dict.' for a Lightning run's weights.")
+    ] = "",
     json: JsonOption = False,
 ) -> None:
     """Write a generation, its digests checked on the way, as DCP, torch.save or safetensors.
@@ -50,7 +53,7 @@ def export(
         raise ConfigError(
             f"An export needs {error.name}, which is not installed.", hint="pip install 'lightning-spot[torch]'"
         ) from error
-    write(opened, committed, out, fmt=fmt.value)
+    write(opened, committed, out, fmt=fmt.value, prefix=prefix)
     if json:
         print_json({"run": opened.uri, "generation": committed.id.name, "format": fmt.value, "out": str(out)})
     else:
