@@ -43,7 +43,8 @@ class Run:
         """Raises ConfigError for what is no run location."""
         if isinstance(uri, (str, os.PathLike)):
             return cls(open_store(uri, storage_options=storage_options), clock=clock)
-        if not isinstance(uri, Store):
+        # Not isinstance with a protocol: that evaluates every property, and `capabilities` may write.
+        if not callable(getattr(uri, "put_if_absent", None)):
             raise ConfigError(f"A run is opened by a path, a URI or a Store, not by {type(uri).__name__}.")
         if storage_options:
             raise ConfigError("storage_options belong to a URI; this Store has its own.")

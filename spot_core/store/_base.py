@@ -18,7 +18,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 from spot_core.errors import ConfigError
 
@@ -94,7 +94,6 @@ class BytesSource:
         return None
 
 
-@runtime_checkable
 class Store(Protocol):
     """One run's folder or prefix. Instances are thread safe; opening one has no effect."""
 
