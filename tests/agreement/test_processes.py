@@ -29,9 +29,11 @@ class Ranks:
         scenario = {"episodes": 1, "seed": 0, "poll_s": 0.05, "step_s": 0.002, "skew": 1, **scenario}
         env = {**os.environ, "OMP_NUM_THREADS": "1"}
         self.workers = [
-            subprocess.Popen([sys.executable, WORKER, *map(str, (rank, world, self.server.port)), json.dumps(scenario)], env=env)
+            subprocess.Popen(
+                [sys.executable, WORKER, *map(str, (rank, world, self.server.port)), json.dumps(scenario)], env=env
+            )
             for rank in range(world)
-        ]  # fmt: skip
+        ]
 
     def __enter__(self):
         return self
@@ -74,8 +76,10 @@ def run_episodes(episodes, seed, **scenario):
 
 
 @pytest.mark.parametrize(
-    "scenario", [{"skew": 1}, {"skew": 8}, {"skew": 0, "step_s": 0.0003}, {"lagged": True}], ids=["ddp", "skewed", "free", "lagged"]
-)  # fmt: skip
+    "scenario",
+    [{"skew": 1}, {"skew": 8}, {"skew": 0, "step_s": 0.0003}, {"lagged": True}],
+    ids=["ddp", "skewed", "free", "lagged"],
+)
 def test_episodes(scenario):
     run_episodes(10, seed=7, **scenario)
 
