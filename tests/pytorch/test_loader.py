@@ -20,8 +20,10 @@ from spot_core.errors import (
     TornGenerationError,
 )
 from spot_core.pytorch.loader import load
+from spot_core.pytorch.plan import RankPlan
 from spot_core.run import Run
 from spot_core.verify import Depth
+from spot_core.writer import RawJson
 from spot_core.writer.digest import CHUNK_SIZE
 
 from .same import same
@@ -180,6 +182,18 @@ def test_a_generation_without_a_training_state_is_a_format_error(run: Run) -> No
     committed = opened.seal([opened.write(0, {"x": b"1"})], world_size=1).commit({})
     with pytest.raises(FormatError, match="no training state"):
         load(run.store, run.verify(committed, Depth.SIZES), rank=0, world=1)
+
+
+def test_a_tensor_with_a_gap_is_refused(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = RankPlan.index
+
+    def with_a_gap(plan: RankPlan, *trees: Any) -> dict[str, Any]:
+        index = original(plan, *trees)
+        return {**index, "tensors": RawJson(index["tensors"].text.replace(b'"shape":[3]', b'"shape":[4]'))}
+
+    monkeypatch.setattr(RankPlan, "index", with_a_gap)
+    with pytest.raises(FormatError, match="do not cover 'a'"):
+        load(run.store, save_one(run, {"a": torch.zeros(3)}), rank=0, world=1)
 
 
 def test_pickles_load_only_when_allowed_and_only_with_a_good_digest(run: Run) -> None:
