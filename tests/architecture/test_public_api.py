@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from spot_core import errors
+from spot_core.errors import SpotError
+
 FROZEN = Path(__file__).with_name("public_api.txt")
 PUBLIC_MODULES = (
     "spot_core",
@@ -43,7 +46,9 @@ def test_public_names_exist_and_say_what_they_are(name: str) -> None:
     module = importlib.import_module(name)
     for public in getattr(module, "__all__", ()):
         value = getattr(module, public)
-        if isinstance(value, (type, types.FunctionType)):
+        if isinstance(value, type) and issubclass(value, SpotError):
+            assert public in (errors.__doc__ or ""), f"{public} is not in the tree that spot_core.errors begins with"
+        elif isinstance(value, (type, types.FunctionType)):
             assert value.__doc__, f"{name}.{public} has no docstring"
 
 

@@ -13,9 +13,13 @@ KILLS = 20
 
 
 def held(folder: Path, job: Job, kills: int, seed: int) -> Proof:
-    lines: list[str] = []
+    again = (
+        f"prove.py NEW_FOLDER --seed {seed} --kills {kills} --ranks {job.ranks} --workers {job.workers} "
+        f"--accumulate {job.accumulate} --epochs {job.epochs} --windows {job.windows} --interval {job.interval}"
+    )
+    lines = [f"again: python examples/lightning_gpt/{again}"]
     proof = prove(folder, job, kills, seed, lines.append)
-    assert proof.problems == [], "\n".join(lines)
+    assert proof.problems == [], "\n".join([*lines, *proof.problems])
     assert len(proof.kills) == kills
     assert proof.lives[-1].shot is None
     assert proof.verified > 0
