@@ -37,8 +37,8 @@ class Verified:
     store: Store = field(repr=False, compare=False)
 
     def names(self, rank: int = 0) -> list[str]:
-        """Names of the byte objects that `rank` wrote by `Open.write`."""
-        return list(self._index(rank)[1].objects)
+        """Sorted names of the byte objects that `rank` wrote by `Open.write`."""
+        return sorted(self._index(rank)[1].objects)
 
     def read(self, name: str, rank: int = 0) -> bytes:
         """The bytes that `rank` wrote under `name`, their digests checked on the way.

@@ -26,7 +26,7 @@ from spot_core import (
 from spot_core.store import MemoryStore
 from spot_core.testing import CRASH_MODES, CrashingStore, SimulatedCrash
 
-from ._lives import WORLD, content, resume
+from ._lives import WORLD, content, resume, seniority
 
 
 class Lives(RuleBasedStateMachine):
@@ -125,7 +125,7 @@ class Lives(RuleBasedStateMachine):
             return
         assert writer.life == self.newest_life
         if good:
-            assert max(good) not in pruned.dropped, "the newest good generation was dropped"
+            assert max(good, key=seniority) not in pruned.dropped, "the newest good generation was dropped"
         self._note_dropped()
 
     @precondition(lambda self: self._live() - self.damaged)
@@ -155,8 +155,8 @@ class Lives(RuleBasedStateMachine):
                 run.select(Depth.DIGESTS)
             return
         verified = run.select(Depth.DIGESTS).verified
-        assert (None if verified is None else verified.committed.id) == max(good, default=None)
-        assert resume(run) == max(good, default=None)
+        assert (None if verified is None else verified.committed.id) == max(good, key=seniority, default=None)
+        assert resume(run) == max(good, key=seniority, default=None)
 
     def _live(self) -> set[GenerationId]:
         return {committed.id for committed in Run.open(self.store).discover().generations}

@@ -1,4 +1,4 @@
-"""What backends do to a store: lost replies, servers that ignore conditions, writes that break off, secrets in errors."""
+"""What backends do to a store: lost replies, ignored conditions, writes that break off, secrets in errors."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import errno
 import logging
 import traceback
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import fsspec
@@ -72,14 +72,14 @@ class Bucket(MemoryFileSystem):
 
 
 @pytest.fixture
-def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., FsspecStore]]:
+def make(monkeypatch: pytest.MonkeyPatch) -> Callable[..., FsspecStore]:
     fsspec.register_implementation("spottest", Bucket, clobber=True)
     monkeypatch.setattr(module, "_CONDITIONAL", {"spottest"})
     monkeypatch.setattr(module, "_FLAT", {"spottest"})
     for name, value in (("honest", True), ("before", None), ("after", None)):
         monkeypatch.setattr(Bucket, name, value)
     uri = f"spottest://{uuid.uuid4().hex}/run"
-    yield lambda retry_s=5.0, **options: FsspecStore(uri, storage_options=options, retry_s=retry_s)
+    return lambda retry_s=5.0, **options: FsspecStore(uri, storage_options=options, retry_s=retry_s)
 
 
 def once(verb: str, error: Exception) -> Callable[[str, str], None]:
@@ -241,9 +241,7 @@ def test_a_write_that_breaks_off_publishes_nothing(
 SECRET = "hunter2-hunter2"
 
 
-def test_secrets_are_shown_nowhere(
-    make: Callable[..., FsspecStore], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_secrets_are_shown_nowhere(make: Callable[..., FsspecStore], caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     store = make(retry_s=0.2, client={"headers": [f"Bearer {SECRET}"]}, password=SECRET)
     Bucket.before = always("get", PermissionError(f"denied for {SECRET}"))

@@ -19,7 +19,11 @@ MANIFEST = Manifest(
     created=1_700_000_000.5,
     world_size=2,
     parts=(
-        Part(0, ObjectRef("g/a4-r00000.blob", 8192, "xxh3_128-tree:ab"), ObjectRef("g/a4-r00000.index.json", 99, "xxh3_128:cd")),
+        Part(
+            0,
+            ObjectRef("g/a4-r00000.blob", 8192, "xxh3_128-tree:ab"),
+            ObjectRef("g/a4-r00000.index.json", 99, "xxh3_128:cd"),
+        ),
         Part(1, None, ObjectRef("g/a4-r00001.index.json", 9, "xxh3_128:ef")),
     ),
     meta={"reason": "interval", "versions": {"torch": "2.13.0"}, "finished": False, "loss": None},
