@@ -10,6 +10,8 @@ __all__ = ["SYSTEM_CLOCK", "Clock"]
 
 @runtime_checkable
 class Clock(Protocol):
+    """What tells the time. An argument, never global."""
+
     def now(self) -> float:
         """Wall clock, Unix seconds. For records that people and other machines read."""
 

@@ -22,6 +22,7 @@ from typing import Any, Protocol
 
 import torch
 
+from spot_core.pytorch._private import foreach_copy
 from spot_core.pytorch.pinning import Pinned
 from spot_core.writer import WriterClient
 from spot_core.writer.slab import Slab
@@ -82,13 +83,13 @@ class _Group:
 
     def copy_host(self) -> None:
         if self.host[0]:
-            torch._foreach_copy_(*self.host)
+            foreach_copy(*self.host)
 
     def start_cuda(self, stream: Any) -> None:
         """Queue the copies from every device, on `stream(device)`."""
         for device, (targets, sources) in self.cuda.items():
             with torch.cuda.stream(stream(device)):
-                torch._foreach_copy_(targets, sources, non_blocking=True)
+                foreach_copy(targets, sources, non_blocking=True)
 
 
 @dataclass

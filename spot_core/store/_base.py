@@ -183,6 +183,7 @@ def check_key(key: str) -> str:
 
 
 def check_prefix(prefix: str) -> str:
+    """Returns `prefix`. Raises ConfigError unless it is empty or a key with "/" at its end."""
     if prefix:
         if not prefix.endswith("/"):
             raise ConfigError(f"A prefix is empty or ends in '/': {prefix!r}.")

@@ -19,6 +19,12 @@ def test_storage_identity_tells_storages_apart_even_empty_ones() -> None:
     assert _private.storage_identity(one) != _private.storage_identity(other)
 
 
+def test_foreach_copy_copies_each() -> None:
+    targets, sources = [torch.zeros(2), torch.zeros(3, dtype=torch.int64)], [torch.ones(2), torch.arange(3)]
+    _private.foreach_copy(targets, sources)
+    assert all(torch.equal(target, source) for target, source in zip(targets, sources, strict=True))
+
+
 def test_sharded_tensor_is_still_where_it_was() -> None:
     cls = _private.sharded_tensor_class()
     assert cls is not None
