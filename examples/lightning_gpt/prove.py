@@ -69,13 +69,13 @@ def prove(folder: Path, job: Job, kills: int, seed: int, say: Callable[[str], No
     _finish(Life(proof.control))
     batches = len(merged(rows(proof.control, 0)))
     for shot in [*plan(kills, batches, seed), None]:
-        before, known = newest_committed(proof.main), len(rows(proof.main, 0))
+        before, known, left = newest_committed(proof.main), len(rows(proof.main, 0)), _newest_started(proof.main)
         life = Life(proof.main)
         if shot is None:
             _finish(life)
         else:
             fire(proof.main, life, shot, LIFE_TIMEOUT_S)
-        ended = _look(proof.main, life, shot, before, known)
+        ended = _look(proof.main, life, shot, before, known, left)
         proof.lives.append(ended)
         proof.problems += _check_life(proof.main, len(proof.lives), ended)
         say(_tell(len(proof.lives), ended))
@@ -95,16 +95,20 @@ def _finish(life: Life) -> None:
         raise RuntimeError(f"the job ended with exit code {code}; {life.log} ends:\n{life.output()[-3000:]}")
 
 
-def _look(job: Job, life: Life, shot: Shot | None, before: int, known: int) -> Ended:
+def _look(
+    job: Job, life: Life, shot: Shot | None, before: int, known: int, left: tuple[int, int] | None
+) -> Ended:
+    """``known`` evidence files and the generation ``left`` were there before this life."""
     lives = rows(job, 0)
     mine = lives[known] if len(lives) > known else []
+    newest = _newest_started(job)
     return Ended(
         shot=shot,
         newest_before=before,
         resumed=life.resumed_step() if mine else None,
         reached=mine[-1].step if mine else None,
         newest_after=newest_committed(job),
-        mid_save=shot is not None and _newest_started(job) not in _committed(job),
+        mid_save=shot is not None and newest != left and newest not in _committed(job),
         evidence=known if mine else None,
     )
 
