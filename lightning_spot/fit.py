@@ -63,6 +63,13 @@ class Fit:
         self._plugin = trainer.strategy.checkpoint_io
         dirpaths = [str(c.dirpath) for c in trainer.checkpoint_callbacks if getattr(c, "dirpath", None)]
         fits.check_folder(self._run_name, dirpaths)
+        if trainer.is_global_zero and any(
+            _compat.is_instance(trainer, callback, "StochasticWeightAveraging") for callback in trainer.callbacks
+        ):
+            log.warning(
+                "StochasticWeightAveraging sets its schedule up at the start of an epoch and cannot be resumed exactly "
+                "inside one; WeightAveraging can"
+            )
         self._patches.around(*_compat.restore_owner(trainer), self._around_restore)
         self._patches.around(trainer.strategy, "load_checkpoint", self._around_load)
         seed = trainer.strategy.broadcast(torch.initial_seed() % 2**62)

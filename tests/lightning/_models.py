@@ -116,3 +116,14 @@ class Averaged(Net):
 
     def configure_callbacks(self) -> Any:
         return [pl.callbacks.EMAWeightAveraging(decay=0.5)]
+
+
+class Unfreeze(pl.callbacks.BaseFinetuning):
+    """Trains the first layer from epoch 1 on only."""
+
+    def freeze_before_training(self, pl_module: Any) -> None:
+        self.freeze(pl_module.net[0])
+
+    def finetune_function(self, pl_module: Any, epoch: int, optimizer: Any) -> None:
+        if epoch == 1:
+            self.unfreeze_and_add_param_group(pl_module.net[0], optimizer)
