@@ -9,7 +9,8 @@ import typer
 from typer.core import TyperCommand
 
 from spot_core.errors import ConfigError
-from spot_core.launch.supervisor import Supervisor
+from spot_core.launch.exit_code import shell_code
+from spot_core.launch.supervisor import LauncherSignal, Supervisor
 
 
 class TorchrunCommand(TyperCommand):
@@ -32,6 +33,8 @@ def launch(ctx: typer.Context) -> None:
         if error.name != "torch":
             raise
         raise ConfigError("spot launch needs torch.", hint="pip install 'lightning-spot[torch]'") from error
+    except LauncherSignal as error:
+        raise typer.Exit(shell_code(-error.signum)) from error  # as if this program had not minded the signal
     raise typer.Exit(run_torchrun(ctx.args, supervisor))
 
 

@@ -25,10 +25,10 @@ from spot_core.errors import ConfigError
 from spot_core.launch import tether
 from spot_core.launch.evidence import Witness
 from spot_core.launch.exit_code import Evidence, Verdict, verdict
+from spot_core.launch.requeue import requeue_after_stop
 from spot_core.launch.stoprecord import STOP_NOTE, StopRecord
 from spot_core.launch.supervisor import MESSAGES, STOPPING, LauncherSignal, Supervisor
 from spot_core.signals.kubernetes import write_termination_log
-from spot_core.signals.slurm import requeue
 from spot_core.store import Store, open_store
 
 _log = logging.getLogger(__name__)
@@ -106,8 +106,8 @@ def launch(argv: Sequence[str], supervisor: Supervisor) -> int:
         asked_to_stop=supervisor.stop_signal is not None,
     )
     _tell(result, report, stop)
-    if result.stopped and args.slurm_requeue and os.environ.get("SLURM_PROCID", "0") == "0":
-        requeue()
+    if result.stopped and args.slurm_requeue:
+        requeue_after_stop()
     return result.code
 
 

@@ -18,7 +18,7 @@ import psutil
 
 WORKER = Path(__file__).with_name("worker.py")
 SPOT = [sys.executable, "-m", "spot_core.cli", "launch"]
-PATIENCE_S = 60.0
+PATIENCE_S = 150.0
 
 
 def free_port() -> int:

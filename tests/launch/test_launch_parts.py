@@ -14,6 +14,7 @@ import pytest
 from spot_core.errors import ConfigError, FormatError, KeyExistsError, StoreError, TransientStoreError
 from spot_core.launch.evidence import Witness
 from spot_core.launch.exit_code import Evidence, Verdict
+from spot_core.launch.requeue import is_ending
 from spot_core.launch.stoprecord import STOP_NOTE, StopRecord, leave_note, read_note, read_stop, write_stop
 from spot_core.launch.supervisor import Supervisor
 from spot_core.layout import stop_key
@@ -166,3 +167,27 @@ def test_wrong_options_are_refused_before_anything_starts(
     with pytest.raises(error) as raised:
         launch.launch([*options, "--", "train.py"], Supervisor())
     assert told in f"{raised.value} {capsys.readouterr().err}"
+
+
+@pytest.mark.parametrize(
+    ("shown", "ending"),
+    [
+        ("JobId=1 JobState=RUNNING Reason=None Dependency=(null)", False),
+        ("JobId=1 JobState=COMPLETING Reason=None Dependency=(null)", True),
+        ("JobId=1 JobState=COMPLETING Reason=TimeLimit Dependency=(null)", False),
+        ("JobId=1 JobState=PENDING Reason=BeginTime Dependency=(null)", True),
+        ("", False),
+    ],
+)
+def test_a_job_that_slurm_ends_is_not_asked_for(shown: str, ending: bool) -> None:
+    assert is_ending(shown) is ending
+
+
+@pytest.mark.parametrize(
+    "env", [{}, {"SLURM_JOB_ID": "7", "SLURM_PROCID": "1"}], ids=["outside a job", "not the first task"]
+)
+def test_one_task_of_a_job_asks_for_a_requeue(env: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    from spot_core.launch import requeue
+
+    monkeypatch.setattr(requeue, "_show", lambda job: pytest.fail("asked"))
+    assert requeue.requeue_after_stop(env) is False

@@ -97,6 +97,27 @@ def test_told_to_leave_while_waiting_for_other_nodes(tmp_path: Path) -> None:
         assert job.pids() == []
 
 
+def test_told_to_leave_while_torch_is_imported(tmp_path: Path) -> None:
+    with spot_launch(tmp_path, {}) as job:
+        status = Path(f"/proc/{job.process.pid}/status")
+        term = 1 << (signal.SIGTERM - 1)
+        wait_for(lambda: int(status.read_text().split("SigBlk:")[1].split()[0], 16) & term, "the launcher listens")
+        job.tell(signal.SIGTERM)
+        assert job.process.wait(60) == 143
+        assert "Traceback" not in job.output()
+
+
+@pytest.mark.slow
+def test_told_to_leave_while_stuck_in_a_connect(tmp_path: Path) -> None:
+    """torch waits for the first node in C++, where no Python handler runs."""
+    options = ("--nnodes", "2", "--node-rank", "1", "--master-addr", "127.0.0.1", "--master-port", str(free_port()))
+    with spot_launch(tmp_path, {}, *options) as job:
+        name = Path(f"/proc/{job.process.pid}/comm")
+        wait_for(lambda: "pt_elastic" in name.read_text(), "the agent runs")
+        job.tell(signal.SIGTERM)
+        assert job.code() == 1
+
+
 def test_a_stopped_group_is_not_started_again_in_place(tmp_path: Path) -> None:
     with spot_launch(tmp_path, {"*": SAVES}, *TWO, "--max-restarts", "2") as job:
         job.started().tell(signal.SIGTERM).wait_signals(0, 1).wait_signals(1, 1).tell(signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""A job under `spot launch` in a real Slurm: whatever takes it away, it comes back by itself and ends as if it never left.
+"""A job under `spot launch` in a real Slurm: whatever takes it away, it comes back by itself and ends as planned.
 
 Seen with Slurm 22.05.8. `exec srun` in the batch script: the shell would otherwise die of the job's SIGTERM first and
 its code would be the job's.
@@ -118,9 +118,10 @@ def test_user_signal_before_the_time_limit(cluster: Cluster, tmp_path: Path) -> 
     job.submit("--time=2", "--signal=USR1@60").comes_back_and_ends()
 
 
-def test_cancelled_stays_cancelled(cluster: Cluster, job: Job) -> None:
-    """The same code, and RequeueExit knows it; but nobody wants the job back."""
-    job.submit().trains()
+@pytest.mark.parametrize("options", [(), ("--exit-code=85", "--slurm-requeue")], ids=["RequeueExit", "asks for itself"])
+def test_cancelled_stays_cancelled(cluster: Cluster, job: Job, options: tuple[str, ...]) -> None:
+    """The same signal and the same code; but nobody wants the job back. Slurm would requeue it if asked."""
+    job.submit(launch=options).trains()
     assert cluster.ask("scancel", job.id) == ""
     assert cluster.until_state(job.id, "CANCELLED", "PENDING", "COMPLETED", "FAILED") == "CANCELLED"
     assert "Stopped cleanly at step" in job.output()
