@@ -19,13 +19,13 @@ def storage_identity(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
-def foreach_copy(targets: list[torch.Tensor], sources: list[torch.Tensor], *, non_blocking: bool = False) -> None:
-    """Copy each source into its target, by one call.
+def foreach_copy(targets: list[torch.Tensor], sources: list[torch.Tensor], **options: bool) -> None:
+    """Copy each source into its target, by one call; `options` as for `Tensor.copy_`.
 
     Why private: there is no public form, and a call per tensor costs a state of thousands of small ones many times more
     (torch's own optimizers use it).
     """
-    torch._foreach_copy_(targets, sources, non_blocking=non_blocking)
+    torch._foreach_copy_(targets, sources, **options)
 
 
 def namedtuple_fields(cls: type) -> tuple[str, ...] | None:
