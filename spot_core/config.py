@@ -12,6 +12,7 @@ from typing import Any
 
 from spot_core.errors import ConfigError
 from spot_core.interval import parse_interval
+from spot_core.policy import EXIT_S
 from spot_core.retention import Retention
 
 __all__ = ["Settings"]
@@ -72,6 +73,8 @@ class Settings:
                 raise _refused(name, value, f"one of {', '.join(map(repr, words))}")
         for name in ("grace_s", "window_s"):
             object.__setattr__(self, name, _seconds(name, getattr(self, name)))
+        if self.window_s <= EXIT_S:
+            raise _refused("window_s", self.window_s, f"more than {EXIT_S:g} s: that much is kept free for leaving")
         if self.window_s > self.grace_s:
             raise _refused(
                 "window_s", self.window_s, f"at most grace_s ({self.grace_s:g}): a save cannot use more than is given"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import threading
@@ -23,6 +24,8 @@ from spot_core.store import Store, open_store
 from spot_core.verify import Depth, Verified, verify
 
 __all__ = ["Run", "Writer"]
+
+_log = logging.getLogger(__name__)
 
 
 class Run:
@@ -93,6 +96,13 @@ class Run:
         if record is None:
             record = create_record(self.store, self.clock, self._adopted_run_id())
         life = fence.claim_life(self.store, self.clock, info or {})
+        if not self.store.capabilities.put_if_absent:
+            _log.warning(
+                "%s has no put-if-absent: two processes that start at the same moment would both take life %d. "
+                "See to it that only one job runs there.",
+                self.uri,
+                life,
+            )
         return Writer(self, life, record.run_id)
 
     def _adopted_run_id(self) -> str | None:

@@ -35,6 +35,7 @@ class Verified:
     committed: Committed
     depth: Depth
     store: Store = field(repr=False, compare=False)
+    _indexes: dict[int, PartIndex] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def names(self, rank: int = 0) -> list[str]:
         """Sorted names of the byte objects that `rank` wrote by `Open.write`."""
@@ -61,7 +62,9 @@ class Verified:
     def _index(self, rank: int) -> tuple[Part, PartIndex]:
         for part in self.committed.manifest.parts:
             if part.rank == rank:
-                return part, _index(self.store, self.committed, part)
+                if rank not in self._indexes:
+                    self._indexes[rank] = _index(self.store, self.committed, part)
+                return part, self._indexes[rank]
         raise KeyError(f"generation {self.committed.id} has no part of rank {rank}")
 
 
@@ -80,7 +83,8 @@ def verify(store: Store, committed: Committed, depth: Depth, *, threads: int = 4
             for _ in pool.map(lambda ref: _check_size(store, committed, ref), committed.manifest.objects):
                 pass
             if depth is Depth.DIGESTS:
-                for _ in pool.map(lambda job: _checked_chunk(store, committed, *job), _chunks(store, committed)):
+                # `not`: the result is dropped at once, or what was read would pile up in the futures.
+                for _ in pool.map(lambda job: not _checked_chunk(store, committed, *job), _chunks(store, committed)):
                     pass
     return Verified(committed, depth, store)
 

@@ -172,6 +172,7 @@ class Store(Protocol):
 
 
 def chunk_count(source: BlobSource) -> int:
+    """How many chunks `source` has: 0 for an empty one."""
     return -(-source.size // source.chunk_size)
 
 

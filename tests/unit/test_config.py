@@ -43,6 +43,7 @@ def test_the_defaults_are_valid_and_known() -> None:
         ({"window_s": -1}, "seconds above 0"),
         ({"window_s": "25"}, "seconds above 0"),
         ({"window_s": 40}, "at most grace_s"),
+        ({"window_s": 1.0}, "kept free for leaving"),
         ({"exit_code": 0}, "success"),
         ({"exit_code": 1}, "any Python error"),
         ({"exit_code": 2}, "usage error"),

@@ -117,11 +117,14 @@ def test_the_probe_sees_through_a_server_that_ignores_the_condition(make: Callab
     assert store.get("a") == b"1", "the simple way still does not overwrite"
 
 
-def test_without_put_if_absent_attempts_have_names_by_chance(make: Callable[..., FsspecStore]) -> None:
+def test_without_put_if_absent_attempts_have_names_by_chance(
+    make: Callable[..., FsspecStore], caplog: pytest.LogCaptureFixture
+) -> None:
     """Two processes may hold one life: their data must not meet."""
     Bucket.honest = False
     run = Run.open(make())
     writer = run.claim()
+    assert "has no put-if-absent" in caplog.text
     ids = {writer.begin(1).write_id for _ in range(20)}
     assert len(ids) == 20
     assert all(len(write_id) == 16 for write_id in ids)
