@@ -49,7 +49,7 @@ class DryRun:
     def stat(self, key: str) -> ObjectInfo | None:
         return self._store.stat(key)
 
-    def list_dirs(self, prefix: str) -> list[str]:
+    def list_dirs(self, prefix: str) -> Sequence[str]:
         return self._store.list_dirs(prefix)
 
     def put_if_absent(self, key: str, data: bytes) -> None:
@@ -64,7 +64,7 @@ class DryRun:
     def delete(self, key: str) -> None:
         pass
 
-    def list(self, prefix: str, *, recursive: bool = True) -> list[ObjectInfo]:
+    def list(self, prefix: str, *, recursive: bool = True) -> Sequence[ObjectInfo]:
         return self._store.list(prefix, recursive=recursive)
 
 
