@@ -95,7 +95,7 @@ class Estimator:
 
     def mtti_s(self, uptime_s: float = 0.0) -> float:
         """M for this world size; `uptime_s` of the present life counts as time without a loss."""
-        return (self._seen_s + uptime_s) / self._losses
+        return float((self._seen_s + uptime_s) / self._losses)
 
     @property
     def announced(self) -> float:

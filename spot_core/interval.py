@@ -41,6 +41,11 @@ class Interval:
     rule: Rule
     value: float = 0.0
 
+    def passes(self, before: int | None, step: int) -> bool:
+        """Whether a multiple of a number of steps was reached since `before` (None: nothing is known of before)."""
+        every = int(self.value)
+        return step % every == 0 if before is None else step // every > before // every
+
     def __str__(self) -> str:
         if self.rule is Rule.AUTO:
             return "auto"

@@ -132,7 +132,7 @@ class Committer:
             flight.durable_s = self._clock.monotonic() - flight.started
             flight.outcome = Outcome(flight.step, committed)
         except Exception as error:  # noqa: BLE001 - it is the save's outcome, which every rank hears
-            flight.outcome = Outcome(flight.step, error=as_commit_error(error, flight.step))
+            flight.outcome = Outcome(flight.step, error=as_commit_error(error, f"step {flight.step}"))
         self._forget(flight.number)
         flight.done.set()
         self._ended()

@@ -6,7 +6,7 @@ Its answers go to the other ranks as the words of `Joint`; nothing here talks to
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import asdict
 from typing import Any
@@ -91,7 +91,7 @@ class Lead:
             "outcomes": _json(outcomes),
         }
 
-    def open_save(self, step: int, *, finished: bool, claim_info: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    def open_save(self, step: int, *, finished: bool, claim_info: Mapping[str, Any]) -> dict[str, Any]:
         """The word at the start of a save: finish what is in flight, begin the generation; "gen" None for no save."""
         self.land(None)
         outcomes = self.settle()
@@ -104,7 +104,7 @@ class Lead:
                 return word
             # Nothing may be written over a generation, and one of a newer life outranks it.
             log.info("spot: step %d is saved again, as finished, in a life of its own", step)
-            self.committer.writer = self._run.claim(info={**claim_info(), "continues": newest.id.life})
+            self.committer.writer = self._run.claim(info={**claim_info, "continues": newest.id.life})
         self._opened = self.committer.writer.begin(step)
         gen = self._opened.id
         return {**word, "gen": [gen.life, gen.step], "write_id": self._opened.write_id}

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import atexit
+import os
+import socket
+import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 from spot_core import signals
 from spot_core.config import Settings
 from spot_core.errors import SpotError
+from spot_core.generation import Committed
 from spot_core.launch.stoprecord import StopRecord, leave_note
 from spot_core.manifest import Part
 from spot_core.pytorch.agree import Agreement, FreezeAgreement
@@ -84,3 +90,30 @@ class Live:
             wait([self.part], timeout_s)
         self.stager.close()
         self.client.close()
+
+
+def claim_info(world_size: int, resumed: Committed | None) -> dict[str, Any]:
+    """What a claim of a life says for people to read."""
+    return {
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "world_size": world_size,
+        "resumed": None if resumed is None else resumed.id.name,
+    }
+
+
+class _Closes(Protocol):
+    def close(self) -> None: ...
+
+
+def close_at_exit(session: _Closes) -> None:
+    """A session that nobody closed still ends its threads before the interpreter does, unless it is gone by then."""
+    known = weakref.ref(session)
+
+    def close() -> None:
+        found = known()
+        if found is not None:
+            found.close()
+
+    atexit.register(close)
+    weakref.finalize(session, atexit.unregister, close)

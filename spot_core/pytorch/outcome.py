@@ -73,13 +73,12 @@ class Tally:
             )
 
 
-def as_commit_error(error: BaseException, step: int) -> SpotError:
-    """The error as one of a save: what it is already, or SaveError around it."""
+def as_commit_error(error: BaseException, what: str) -> SpotError:
+    """The error as one of a save: what it is already, or SaveError around it. `what` could not be saved."""
     if isinstance(error, CommitError):
         return error
-    wrapped = SaveError(
-        f"The save of step {step} failed: {type(error).__name__}: {error} Earlier generations are whole."
-    )
+    text = str(error).rstrip(".")
+    wrapped = SaveError(f"{what} could not be saved: {type(error).__name__}: {text}. Earlier generations are whole.")
     wrapped.__cause__ = error
     return wrapped
 

@@ -91,3 +91,18 @@ class Search:
         if self.ranks.rank == 0:
             log.warning("spot: generation %s is passed over: %s", committed.id, "; ".join(reasons))
         return None
+
+
+def announce(uri: str, resumed: GenerationId | None, life: int) -> None:
+    """One line that nobody misses: a warning, since these are shown where nobody has set up logging."""
+    if resumed is None:
+        log.warning("spot: no generation in %s, starting at step 0 (life %d)", uri, life)
+        return
+    log.warning(
+        "spot: resumed from step %d (life %d -> %d, generation %s of %s)",
+        resumed.step,
+        resumed.life,
+        life,
+        resumed.name,
+        uri,
+    )

@@ -6,11 +6,8 @@ report, commit) uses the channel only, never a process group, so it cannot meet 
 
 from __future__ import annotations
 
-import atexit
 import logging
 import os
-import socket
-import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -29,14 +26,12 @@ from spot_core.pytorch.agree import Agreed, Request
 from spot_core.pytorch.channel import Channel, ChannelError
 from spot_core.pytorch.committer import Patience, report
 from spot_core.pytorch.lead import Lead
-from spot_core.pytorch.live import Live
-from spot_core.pytorch.outcome import Outcome, Tally, as_commit_error
+from spot_core.pytorch.live import Live, claim_info, close_at_exit
+from spot_core.pytorch.outcome import Outcome, Tally
 from spot_core.pytorch.ranks import Ranks
-from spot_core.pytorch.resuming import Resumed, Search
-from spot_core.pytorch.stage import storage_ids
-from spot_core.pytorch.state import split
+from spot_core.pytorch.resuming import Resumed, Search, announce
+from spot_core.pytorch.snapshot import begin_snapshot
 from spot_core.run import Run, Writer
-from spot_core.writer import WriteJob
 
 if TYPE_CHECKING:
     import torch
@@ -113,7 +108,7 @@ class Session:
         self._alone = False  # the ranks are out of step: no joint call may be tried
         self._closed = False
         self._pid = os.getpid()
-        _close_at_exit(self)
+        close_at_exit(self)
 
     @property
     def life(self) -> int:
@@ -175,14 +170,14 @@ class Session:
         writers: list[Writer] = []
 
         def claim() -> int:
-            writers.append(self._run.claim(info=self._claim_info()))
+            writers.append(self._run.claim(info=claim_info(ranks.world_size, self._resumed)))
             return writers[0].life
 
         life = ranks.from_first(claim)
         channel = Channel.open(rank=ranks.rank, world_size=ranks.world_size, group=ranks.group, clock=self._run.clock)
         ranks.together(lambda: self._come_alive(life, channel, writers))
         if ranks.rank == 0:
-            self._announce(life)
+            announce(self._run.uri, None if self._resumed is None else self._resumed.id, life)
         if state_bytes is not None:
             self.reserve(state_bytes)
 
@@ -190,15 +185,6 @@ class Session:
         """Take the memory for a snapshot of `state_bytes` on this rank in the background; says whether it fits."""
         memory.fits(state_bytes)
         self._started().stager.reserve(state_bytes)
-
-    def _claim_info(self) -> dict[str, Any]:
-        found = self._resumed
-        return {
-            "host": socket.gethostname(),
-            "pid": self._pid,
-            "world_size": self._ranks.world_size,
-            "resumed": None if found is None else found.id.name,
-        }
 
     def _come_alive(self, life: int, channel: Channel, writers: list[Writer]) -> None:
         # Kept as soon as it exists: `close` has to find it when another rank fails here.
@@ -225,21 +211,6 @@ class Session:
             )
         self._live.watcher.start()
 
-    def _announce(self, life: int) -> None:
-        # Warnings are shown where nobody has set up logging: whether a run went on or began is not to be missed.
-        if self._resumed is None:
-            log.warning("spot: no generation in %s, starting at step 0 (life %d)", self._run.uri, life)
-        else:
-            gen = self._resumed.id
-            log.warning(
-                "spot: resumed from step %d (life %d -> %d, generation %s of %s)",
-                gen.step,
-                gen.life,
-                life,
-                gen.name,
-                self._run.uri,
-            )
-
     # -- at every step --------------------------------------------------------------------------------------------
 
     def boundary(self, step: int, sub: int | None = None) -> Decision:
@@ -262,7 +233,7 @@ class Session:
             sub = self._sub + 1 if step == before else 0
         self._sub = sub
         agreed = live.agreement.boundary(step, sub)
-        step_due = self._counts_steps and sub == 0 and self._passes_multiple(before, step)
+        step_due = self._counts_steps and sub == 0 and self._interval.passes(before, step)
         if agreed is None and not step_due:
             if self._lead is not None and self._lead.wants_a_look(inside=sub > 0):
                 live.agreement.request(Request("look"))
@@ -280,10 +251,6 @@ class Session:
             deadline = now + self._settings.window_s if notice.deadline is None else notice.deadline
             deadline = deadline if deadline - now < _NEAR_S else None
         live.agreement.request(Request("notice", notice.to_json(), deadline))
-
-    def _passes_multiple(self, before: int | None, step: int) -> bool:
-        every = int(self._interval.value)
-        return step % every == 0 if before is None else step // every > before // every
 
     def _look(self, live: Live, step: int, agreed: Agreed | None, *, step_due: bool, inside: bool) -> Decision:
         """All ranks are at this boundary: rank 0 decides for all, and outcomes of saves are taken."""
@@ -335,8 +302,8 @@ class Session:
         this rank only. `stable`: tensors that nothing changes before `wait_staged()` returns (parameters, optimizer
         state); their copy overlaps what follows. Everything else is copied before this returns.
         `droppable`: dotted paths in `shared` under which a value that cannot be saved is left out (see `state.split`).
-        A save still in flight is finished first. `wait=True` also finishes this one and takes its
-        outcome, except after a stopping decision: then `stop` does, as far as the deadline allows.
+        A save still in flight is finished first. `wait=True` also finishes this one and takes its outcome; after a
+        stopping decision it waits no longer than the deadline, and leaves the outcome to `stop`.
         A step that this life has committed already is not saved again; with `finished=True` it is, as the first
         generation of one more life, since a generation is never overwritten.
 
@@ -353,7 +320,9 @@ class Session:
 
         def open_save() -> dict[str, Any]:
             theirs.update(self._meta() if self._meta is not None else {})
-            return self._leading().open_save(step, finished=finished, claim_info=self._claim_info)
+            return self._leading().open_save(
+                step, finished=finished, claim_info=claim_info(self._ranks.world_size, self._resumed)
+            )
 
         word = live.joint.tell(open_save)
         self._take(word)
@@ -364,30 +333,21 @@ class Session:
         live.life = word["gen"][0]
         gen, number = GenerationId(*word["gen"]), self._saves
         self._saves += 1
-        if live.client.busy:  # a save that rank 0 gave up while this rank was still writing
-            live.client.abandon()
         target = layout.part_target(gen, word["write_id"], self._ranks.rank)
-        state, own = self._split(live, shared, local, droppable)
-        plan = live.planner.plan(state.tensors, own.tensors, shared_objects=state.objects, local_objects=own.objects)
-        live.joint.forget()
-        if number == 0 and live.client.slab is None:
-            memory.fits(plan.size)
-        try:
-            live.stager.stage(plan, storage_ids(stable))
-            job = WriteJob(self._ranks.rank, target, plan.size, plan.index(state.tree, own.tree))
-            live.part = live.client.submit(job)
-        except (SpotError, OSError, RuntimeError, ValueError) as error:
-            # Rank 0 hears of it like of any failed write, so that all ranks take it at the same call.
-            live.part = as_commit_error(error, step)
+        begin_snapshot(live, target, shared, local, stable, droppable, allow_pickle=self._settings.allow_pickle)
+        assert live.part is not None
         if self._lead is None:
             report(live.channel, number, self._ranks.rank, live.part)
         else:
             meta = {**theirs, "reason": reason, "finished": finished}
             blocked_s = self._clock.monotonic() - called
             self._lead.take_off(number, live.part, live.stager, began=began, blocked_s=blocked_s, meta=meta)
-        # On a stop the deadline counts, and `stop` knows it.
         if wait and self._until is None:
             self.drain()
+        elif wait:
+            left_s = self._left_s()
+            limit_s = left_s + self._patience.stop_s
+            live.joint.tell(lambda: {"landed": self._leading().land(left_s)}, timeout_s=limit_s)
 
     def wait_staged(self) -> None:
         """Wait until every stable tensor is copied; call before anything changes one. Cheap when nothing is staging."""
@@ -410,17 +370,6 @@ class Session:
         live = self._started()
         self._take(live.joint.tell(lambda: self._leading().drain(timeout_s)))
         return self._tally.newest
-
-    def _split(
-        self, live: Live, shared: Mapping[str, Any], local: Mapping[str, Any], droppable: Collection[str]
-    ) -> tuple[Any, Any]:
-        allow_pickle = self._settings.allow_pickle
-        try:
-            state = split(dict(shared), droppable=droppable, allow_pickle=allow_pickle)
-            return state, split(dict(local), allow_pickle=allow_pickle)
-        except BaseException:
-            live.planner.fail()  # the others are on their way into the planner's collective
-            raise
 
     def _take(self, word: Mapping[str, Any]) -> None:
         """On every rank, at the same call: count or raise what rank 0 told of."""
@@ -490,16 +439,3 @@ class Session:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
-
-
-def _close_at_exit(session: Session) -> None:
-    """A session that nobody closed still ends its threads before the interpreter does, unless it is gone by then."""
-    known = weakref.ref(session)
-
-    def close() -> None:
-        found = known()
-        if found is not None:
-            found.close()
-
-    atexit.register(close)
-    weakref.finalize(session, atexit.unregister, close)

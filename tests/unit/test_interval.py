@@ -108,3 +108,11 @@ def test_no_optimum_for_nonsense(bad):
 def test_extremes_end():
     assert exact(1e6, 1.0) == pytest.approx(1.0)
     assert exact(1e-9, 1e9) == pytest.approx(young(1e-9, 1e9), rel=1e-3)
+
+
+def test_multiples_of_a_count_are_noticed_also_when_steps_are_skipped():
+    every = parse_interval("5 steps")
+    assert [every.passes(None, step) for step in (4, 5, 6)] == [False, True, False]
+    assert [every.passes(before, step) for before, step in ((4, 5), (5, 6), (4, 6), (9, 10), (8, 16))] == [
+        True, False, True, True, True
+    ]  # fmt: skip

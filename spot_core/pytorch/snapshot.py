@@ -1,0 +1,59 @@
+"""From a rank's state to a part on its way: split, plan with the other ranks, stage, hand to the writer."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+import torch
+
+from spot_core.errors import SpotError
+from spot_core.layout import PartTarget
+from spot_core.pytorch import memory
+from spot_core.pytorch.live import Live
+from spot_core.pytorch.outcome import as_commit_error
+from spot_core.pytorch.stage import storage_ids
+from spot_core.pytorch.state import Split, split
+from spot_core.writer import WriteJob
+
+
+def begin_snapshot(
+    live: Live,
+    target: PartTarget,
+    shared: Mapping[str, Any],
+    local: Mapping[str, Any],
+    stable: Iterable[torch.Tensor],
+    droppable: Collection[str],
+    *,
+    allow_pickle: bool,
+) -> None:
+    """Collective: afterwards `live.part` is this rank's part, being written, or why it is not.
+
+    Raises SaveError on every rank when the states do not fit together or one of them cannot be taken apart; on the
+    rank whose state it is, ConfigError.
+    """
+    if live.client.busy:  # with a save that rank 0 gave up while this rank was still writing
+        live.client.abandon()
+    state, own = _split(live, shared, local, droppable, allow_pickle)
+    plan = live.planner.plan(state.tensors, own.tensors, shared_objects=state.objects, local_objects=own.objects)
+    live.joint.forget()
+    if live.client.slab is None:
+        memory.fits(plan.size)
+    rank = live.channel.rank
+    try:
+        live.stager.stage(plan, storage_ids(stable))
+        live.part = live.client.submit(WriteJob(rank, target, plan.size, plan.index(state.tree, own.tree)))
+    except (SpotError, OSError, RuntimeError, ValueError) as error:
+        # Rank 0 hears of it like of any failed write, so that all ranks take it at the same call.
+        live.part = as_commit_error(error, f"{target.index_key} on rank {rank}")
+
+
+def _split(
+    live: Live, shared: Mapping[str, Any], local: Mapping[str, Any], droppable: Collection[str], allow_pickle: bool
+) -> tuple[Split, Split]:
+    try:
+        state = split(dict(shared), droppable=droppable, allow_pickle=allow_pickle)
+        return state, split(dict(local), allow_pickle=allow_pickle)
+    except BaseException:
+        live.planner.fail()  # the others are on their way into the planner's collective
+        raise
