@@ -46,6 +46,9 @@ def protect(loader: Loader) -> Loader:
     Call it before the first iteration, and after a trainer has put its own ``worker_init_fn`` in place: it still
     runs. A loader without workers is left as it is, and so, with a warning, is one whose multiprocessing context is
     not one of the standard library's.
+
+    A fork server has to outlive the signals as well, or its workers see their parent die. It does if a protected loader
+    is the first to start it; other processes of that server are then born with these signals blocked, too.
     """
     if getattr(loader, "num_workers", 0) < 1:
         return loader
@@ -56,7 +59,7 @@ def protect(loader: Loader) -> Loader:
         method = context.get_start_method() if context is not None else _default_method()
         if method not in _CONTEXTS or (context is not None and type(context) not in _STANDARD):
             logger.warning(
-                "DataLoader workers are not protected from signals: the multiprocessing context %r is not a standard one. "
+                "DataLoader workers are not protected from signals: the context %r is no standard one. "
                 "A SIGTERM to the process group will end them, and the save with them.",
                 context,
             )

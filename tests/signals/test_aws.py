@@ -193,6 +193,17 @@ def test_behind_a_hop_limit_where_tokens_are_required_it_says_what_to_change(aws
     assert "HttpPutResponseHopLimit" in source.state
 
 
+def test_tokens_that_become_required_are_asked_for_in_the_same_poll(aws, source, clock):
+    aws.token_required = False
+    aws.fail(403, method="PUT")
+    source.poll()
+    assert "without a token" in source.state
+    aws.token_required = True
+    aws.interrupt("terminate", clock.now() + 120)
+    assert len(source.poll()) == 1
+    assert "with a token" in source.state
+
+
 @pytest.mark.parametrize("status", [403, 404, 405])
 def test_a_service_without_tokens_is_version_1(aws, source, clock, status):
     aws.token_required = False

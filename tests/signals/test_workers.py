@@ -149,22 +149,30 @@ def test_workers_do_not_outlive_a_trainer_that_is_killed(trainer, method):
     assert gone(workers)
 
 
+def newborn(trainer: psutil.Process, method: str) -> list[psutil.Process]:
+    """The workers, in whatever state of their birth: not the helpers of multiprocessing, nor what workers start."""
+    children = trainer.children()
+    if method == "fork":
+        return children
+    commands = [(child, " ".join(child.cmdline())) for child in children]
+    if method == "spawn":
+        return [child for child, command in commands if "spawn_main" in command]
+    return [worker for child, command in commands if "forkserver import" in command for worker in child.children()]
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_a_signal_while_workers_are_being_born(trainer, method):
     one = trainer(method)
     parent = psutil.Process(one.process.pid)
-    # From the first sight of a child, in whatever state. Children only: the trainer itself may not be ready yet.
-    hit = set()
+    hit: set[int] = set()
+    # Workers only: the trainer itself may not be ready yet.
     while len(hit) < 2:
-        for child in parent.children(recursive=True):
-            command = " ".join(child.cmdline()) if child.is_running() else ""
-            if "signal.pause" in command or "resource_tracker" in command or "forkserver import" in command:
-                continue
-            if method == "fork" or "spawn_main" in command or method == "forkserver":
-                hit.add(child.pid)
-                child.send_signal(signal.SIGTERM)
+        for worker in newborn(parent, method):
+            worker.send_signal(signal.SIGTERM)
+            hit.add(worker.pid)
         assert one.process.poll() is None, one.process.stderr.read()
     workers = one.workers()
+    assert {worker.pid for worker in workers} == hit
     one.go()
     assert one.read("seen") == ["True", "2"]
     one.finish()
