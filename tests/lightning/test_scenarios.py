@@ -108,7 +108,8 @@ def test_model_checkpoint_keeps_its_record(tmp_path: Path) -> None:
     made: list[Any] = []
 
     def checkpoints() -> list[Any]:
-        made.append(cb.ModelCheckpoint(tmp_path / f"files{len(made)}", monitor="val", save_top_k=2, filename="{step}"))
+        folder = tmp_path / ("files" if made else "control files")
+        made.append(cb.ModelCheckpoint(folder, monitor="val", save_top_k=2, filename="{step}"))
         return [made[-1]]
 
     job = Job(validation=True, callbacks=checkpoints, trainer={"enable_checkpointing": True, "max_epochs": 3})
