@@ -34,7 +34,7 @@ def draw(control: Job, main: Job, killed: dict[int | None, str], path: Path) -> 
             bottom.plot(end.at - start, end.step, marker="x", color="black", markersize=7)
             bottom.annotate(
                 f"killed {killed.get(life[0].life, '')}", (end.at - start, end.step),
-                textcoords="offset points", xytext=(6, -10), fontsize=8,
+                textcoords="offset points", xytext=(-6, 6), fontsize=8, ha="right" if number else "left",
             )  # fmt: skip
     top.set(xlabel="optimizer step", ylabel="training loss (nats per byte)")
     top.legend(fontsize=8, ncols=2)
