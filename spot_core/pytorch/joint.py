@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from spot_core.errors import SpotError
-from spot_core.pytorch.channel import Channel
+from spot_core.pytorch.channel import Channel, ChannelTimeout
 from spot_core.pytorch.outcome import error_from_json, error_to_json
 
 log = logging.getLogger(__name__)
@@ -44,6 +44,24 @@ class Joint:
             raise error
         told: dict[str, Any] = heard["word"]
         return told
+
+    def settle(self, timeout_s: float) -> None:
+        """After a word that may be the last one: rank 0, whose process may host the store, waits until all heard it.
+
+        A rank that does not say so within `timeout_s` is told of in the log and waited for no longer.
+        """
+        if self._channel.world_size == 1:
+            return
+        name = f"j/{self._number - 1}/heard"
+        if self._channel.rank != 0:
+            self._channel.set(f"{name}/{self._channel.rank}", "")
+            return
+        keys = [f"{name}/{rank}" for rank in range(1, self._channel.world_size)]
+        try:
+            self._channel.wait(keys, timeout_s)
+            self._channel.delete(keys)
+        except ChannelTimeout as late:
+            log.warning("spot: %s; going on without", late)
 
     def forget(self) -> None:
         """Rank 0, right after a collective: every rank has heard the words before it, so their keys can go."""

@@ -368,7 +368,9 @@ class Session:
         Raises as `save` does; DeadlineError when `timeout_s` passes first (the save goes on).
         """
         live = self._started()
-        self._take(live.joint.tell(lambda: self._leading().drain(timeout_s)))
+        word = live.joint.tell(lambda: self._leading().drain(timeout_s))
+        live.joint.settle(self._patience.stop_s)
+        self._take(word)
         return self._tally.newest
 
     def _take(self, word: Mapping[str, Any]) -> None:

@@ -101,3 +101,23 @@ def test_an_unforeseen_error_on_rank_0_does_not_leave_the_others_waiting(pair: t
         with pytest.raises(Exception, match="ZeroDivisionError: by zero") as caught:
             joint.tell(broken)
         assert not isinstance(caught.value, SaveError)
+
+
+def test_rank_0_stays_until_its_last_word_was_heard(pair: tuple[Channel, Channel]) -> None:
+    first, second = (Joint(channel, timeout_s=5) for channel in pair)
+    first.tell(lambda: {"n": 1})
+    settled = threading.Event()
+    thread = threading.Thread(target=lambda: (first.settle(30), settled.set()))
+    thread.start()
+    assert second.tell(dict) == {"n": 1}
+    assert not settled.wait(0.1)
+    second.settle(30)
+    assert settled.wait(30)
+    thread.join()
+
+
+def test_rank_0_does_not_stay_for_ever(pair: tuple[Channel, Channel], caplog: pytest.LogCaptureFixture) -> None:
+    first = Joint(pair[0], timeout_s=5)
+    first.tell(lambda: {"n": 1})
+    first.settle(0.05)
+    assert "no word from rank 1" in caplog.messages[0]
