@@ -21,7 +21,7 @@ from typing import Any, Literal, TypeAlias
 from spot_core.errors import ConfigError, SaveError
 from spot_core.manifest import Part
 from spot_core.store import Store, open_store
-from spot_core.writer.job import WriteJob, encode_index
+from spot_core.writer.job import WriteJob
 from spot_core.writer.process import ProcessBackend
 from spot_core.writer.slab import Slab
 from spot_core.writer.thread import ThreadBackend
@@ -126,9 +126,9 @@ class WriterClient:
     def submit(self, job: WriteJob) -> Future[Part]:
         """Give the armed slab to the writer, which follows the watermark. The future fails with SaveError.
 
-        Raises SaveError without `arm` before it, and ValueError for an index that is no JSON.
+        The job's index is encoded behind the caller's back, so it must not be changed any more. Raises SaveError
+        without `arm` before it.
         """
-        index = encode_index(job)
         with self._lock:
             self._check_open()
             if not self._armed or self._slab is None:
@@ -144,7 +144,7 @@ class WriterClient:
                 try:
                     backend = self._running_backend()
                     backend.use(self._slab)
-                    backend.submit(number, job, index)
+                    backend.submit(number, job)
                 except OSError as error:
                     failure = f"the writer could not be reached: {error}"
         if failure is not None:

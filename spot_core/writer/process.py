@@ -18,7 +18,7 @@ from typing import Any
 
 from spot_core.errors import ConfigError, SaveError
 from spot_core.manifest import Part
-from spot_core.writer.job import WriteJob
+from spot_core.writer.job import WriteJob, encode_index
 from spot_core.writer.serve import IGNORED_SIGNALS
 from spot_core.writer.slab import Slab
 from spot_core.writer.wire import Wire
@@ -62,7 +62,7 @@ class ProcessBackend:
 
     @property
     def alive(self) -> bool:
-        return not self._dead.is_set() and self._process.poll() is None
+        return not self._dead.is_set() and not self._wire.hung_up()
 
     def use(self, slab: Slab) -> None:
         """Make `slab` the one that later jobs refer to."""
@@ -70,17 +70,9 @@ class ProcessBackend:
             self._wire.send("slab", fd=slab.fd, capacity=slab.capacity)
             self._slab = slab
 
-    def submit(self, number: int, job: WriteJob, index: bytes) -> None:
+    def submit(self, number: int, job: WriteJob) -> None:
         self._job = number
-        self._wire.send(
-            "write",
-            payload=index,
-            job=number,
-            rank=job.rank,
-            blob_key=job.target.blob_key,
-            index_key=job.target.index_key,
-            size=job.size,
-        )
+        threading.Thread(target=self._send, args=(number, job), name="spot-submit", daemon=True).start()
 
     def ring(self) -> None:
         """Tell the writer that the watermark moved. A writer that is gone shows in its job's end, not here."""
@@ -108,6 +100,21 @@ class ProcessBackend:
         """In a forked child: let go of the socket, so that the writer sees the trainer's end."""
         self._dead.set()
         self._wire.close()
+
+    def _send(self, number: int, job: WriteJob) -> None:
+        try:
+            self._wire.send(
+                "write",
+                payload=encode_index(job),
+                job=number,
+                rank=job.rank,
+                blob_key=job.target.blob_key,
+                index_key=job.target.index_key,
+                size=job.size,
+            )
+        except (OSError, TypeError, ValueError) as error:
+            self._job = None
+            self._on_end(number, error)
 
     def _read(self) -> None:
         while (frame := self._wire.receive()) is not None:

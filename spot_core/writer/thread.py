@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from spot_core.manifest import Part
 from spot_core.store import Store
-from spot_core.writer.job import WriteJob
+from spot_core.writer.job import WriteJob, encode_index
 from spot_core.writer.part import Gate, write_staged_part
 from spot_core.writer.slab import Slab
 
@@ -31,14 +31,12 @@ class ThreadBackend:
     def use(self, slab: Slab) -> None:
         self._slab = slab
 
-    def submit(self, number: int, job: WriteJob, index: bytes) -> None:
+    def submit(self, number: int, job: WriteJob) -> None:
         if self._slab is None:
             raise ValueError("a job came before its slab")
         self._gate = Gate(self._slab)
         # A daemon: an interpreter that ends does not wait for a store that hangs; nothing is committed from here.
-        threading.Thread(
-            target=self._write, args=(self._gate, number, job, index), name="spot-write", daemon=True
-        ).start()
+        threading.Thread(target=self._write, args=(self._gate, number, job), name="spot-write", daemon=True).start()
 
     def ring(self) -> None:
         if self._gate is not None:
@@ -58,7 +56,7 @@ class ThreadBackend:
     def disown(self) -> None:
         self._gate = None
 
-    def _write(self, gate: Gate, number: int, job: WriteJob, index: bytes) -> None:
+    def _write(self, gate: Gate, number: int, job: WriteJob) -> None:
         try:
             part = write_staged_part(
                 self._store,
@@ -67,7 +65,7 @@ class ThreadBackend:
                 blob_key=job.target.blob_key,
                 index_key=job.target.index_key,
                 size=job.size,
-                index=index,
+                index=encode_index(job),
             )
         except BaseException as error:  # noqa: BLE001 - everything is reported to the trainer, whose policy decides
             self._on_end(number, error)

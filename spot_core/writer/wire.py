@@ -9,6 +9,7 @@ from __future__ import annotations
 import array
 import json
 import os
+import select
 import socket
 import struct
 import threading
@@ -67,15 +68,17 @@ class Wire:
         fields = json.loads(head)
         return Frame(fields.pop("op"), fields, payload, fd)
 
+    def hung_up(self) -> bool:
+        """Whether the other end is closed already, also when nobody has received its end-of-file yet."""
+        poll = select.poll()
+        try:
+            poll.register(self._sock.fileno(), 0)  # hang-ups are told without asking for any event
+        except (ValueError, OSError):
+            return True  # closed on this side
+        return bool(poll.poll(0))
+
     def close(self) -> None:
         self._sock.close()
-
-    def hang_up(self) -> None:
-        """Wake both ends' `receive` with end-of-file; safe while another thread is in it."""
-        try:
-            self._sock.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            return  # already closed by the other end
 
     def _receive_lengths(self) -> tuple[bytes | None, int | None]:
         lengths, fd = b"", None

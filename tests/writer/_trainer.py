@@ -6,9 +6,11 @@ the writer is left waiting for the rest, then `part JSON` or `failed MESSAGE` on
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
+import stat
 import sys
 import threading
 
@@ -17,13 +19,28 @@ from spot_core.layout import GenerationId, part_target
 from spot_core.writer import WriteJob, WriterClient
 
 
+def _start(run: str, started: list[WriterClient]) -> None:
+    client = WriterClient.start(run)
+    client.arm(0)
+    client.submit(WriteJob(0, part_target(GenerationId(1, 999), "a0", 0), 0, {})).result(60)
+    started.append(client)
+
+
+def _duplicate_sockets() -> None:
+    """Descriptors that nothing of ours knows of, as C code may hold them."""
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            if stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+                os.dup(int(name))
+
+
 def main() -> None:
     run, size = sys.argv[1], int(sys.argv[2])
     signal.signal(signal.SIGTERM, lambda *_: None)  # as a session does: a flag, and the loop goes on
     signal.signal(signal.SIGINT, lambda *_: None)
     started: list[WriterClient] = []
-    if "--in-thread" in sys.argv:  # a thread that ends right after it started the writer
-        thread = threading.Thread(target=lambda: started.append(WriterClient.start(run)))
+    if "--in-thread" in sys.argv:  # a thread that ends once the writer that it started is up
+        thread = threading.Thread(target=_start, args=(run, started))
         thread.start()
         thread.join()
     else:
@@ -46,7 +63,9 @@ def main() -> None:
                 print("part", json.dumps(future.result(60).to_json()), flush=True)
             except SaveError as error:
                 print("failed", error, flush=True)
-        elif command == "fork":  # as a data loader worker: lives on, with everything it inherited
+        elif command in ("fork", "fork holding the socket"):  # as a data loader worker, which lives on
+            if command != "fork":
+                _duplicate_sockets()
             child = os.fork()
             if child == 0:
                 threading.Event().wait()

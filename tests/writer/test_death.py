@@ -104,18 +104,21 @@ def test_a_killed_trainer_takes_its_writer_along_in_the_middle_of_a_write(traine
 def test_a_writer_started_by_a_thread_that_ended_lives_and_dies_with_the_process(tmp_path: Path) -> None:
     """PR_SET_PDEATHSIG alone would kill it with the thread."""
     trainer = Trainer(tmp_path / "run", "--in-thread")
+    first = trainer.writer.pid
     try:
         trainer.half()
+        assert trainer.writer.pid == first
         assert blob_bytes(trainer.store, trainer.rest()) == bytes([1]) * SIZE
     finally:
         trainer.kill()
     wait_until(lambda: gone(trainer.writer))
 
 
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
 def test_a_forked_child_that_outlives_the_trainer_does_not_keep_the_writer(tmp_path: Path) -> None:
-    """It inherited the socket; and no parent-death signal is set, since a thread started the writer."""
+    """It holds the socket open; and no parent-death signal is set, since a thread started the writer."""
     trainer = Trainer(tmp_path / "run", "--in-thread")
-    trainer.tell("fork")
+    trainer.tell("fork holding the socket")
     child = psutil.Process(int(trainer.answer("child")))
     try:
         trainer.half()

@@ -165,6 +165,14 @@ def test_a_kept_plan_reads_the_tensors_present_storage(client: WriterClient, sta
         assert saved(store, future.result(WAIT), plan) == [raw(parameter)]
 
 
+def test_another_plan_copies_other_tensors(client: WriterClient, stager: Stager, store: Store) -> None:
+    for step in range(2):
+        tensors = [torch.full((2000,), float(step))]
+        plan = plan_of(tensors)
+        future, _ = save(client, stager, plan, (), step)
+        assert saved(store, future.result(WAIT), plan) == [raw(tensors[0])]
+
+
 def test_a_growing_state_gets_a_larger_slab(client: WriterClient, stager: Stager, store: Store) -> None:
     stager.reserve(1000)
     for step, count in enumerate((200, 3_000_000, 100)):
@@ -223,3 +231,15 @@ def test_snapshots_under_inference_mode(client: WriterClient, stager: Stager, st
         future, _ = save(client, stager, plan, storage_ids(tensors), 1)
         stager.wait_staged()
     assert saved(store, future.result(WAIT), plan) == [raw(tensor.clone()) for tensor in tensors]
+
+
+@pytest.mark.parametrize("index", [{"tree": object()}, {"tree": float("nan")}, {"chunks": {}}])
+def test_an_index_that_cannot_be_written_fails_the_save(
+    client: WriterClient, stager: Stager, store: Store, index: dict[str, object]
+) -> None:
+    future, where = save(client, stager, plan_of([torch.zeros(10)]), (), 1, **index)
+    with pytest.raises(SaveError, match="rank 0"):
+        future.result(WAIT)
+    assert store.stat(where.blob_key) is None
+    future, _ = save(client, stager, plan_of([torch.zeros(10)]), (), 2)
+    assert future.result(WAIT).blob is not None

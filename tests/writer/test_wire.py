@@ -57,3 +57,16 @@ def test_an_end_in_the_middle_of_a_frame_is_the_end(bytes_sent: int) -> None:
         a.sendall((bytes([20, 0, 0, 0, 0, 0, 0, 0]) + b'{"op"')[:bytes_sent])
     assert wire.receive() is None
     wire.close()
+
+
+def test_a_closed_end_shows_before_anything_is_received(wires: tuple[Wire, Wire]) -> None:
+    ours, theirs = wires
+    theirs.send("last words")
+    assert not ours.hung_up()
+    theirs.close()
+    assert ours.hung_up()
+    frame = ours.receive()
+    assert frame is not None
+    assert frame.op == "last words"
+    ours.close()
+    assert ours.hung_up()
