@@ -11,6 +11,8 @@ from spot_core.writer.slab import Slab
 
 logger = logging.getLogger(__name__)
 
+_PORTABLE = 1  # cudaHostRegisterPortable: page-locked for every context
+
 
 class Pinned:
     """Views of a slab's data as tensors; `pin` page-locks it, so that copies from a device run beside everything."""
@@ -46,15 +48,20 @@ class Pinned:
         if len(self._views) > 2 * count:
             self._views.clear()
 
-    def pin(self) -> None:
-        """Page-lock the slab, once. Without the right or the room to do so, copies are slower, not wrong."""
+    def pin(self, device: torch.device) -> None:
+        """Page-lock the slab, once, for all devices; without the right or room to do so, copies are slower, not wrong.
+
+        Done in the context of `device`: a thread's default one is device 0, where this rank may have no business.
+        """
         self.slab.wait_prefaulted()
         with self._lock:
             if self._tried:
                 return
             self._tried = True
             address, size = self._bytes.data_ptr(), self.slab.capacity
-            code = int(torch.cuda.cudart().cudaHostRegister(address, size, 0))  # type: ignore[no-untyped-call]
+            with torch.cuda.device(device):
+                cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+                code = int(cudart.cudaHostRegister(address, size, _PORTABLE))
             self._pinned = code == 0
         if code:
             logger.warning(

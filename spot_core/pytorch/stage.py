@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -118,15 +118,17 @@ class Stager:
         self._released.set()
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
         self._ends: list[torch.cuda.Event] = []
-        self._work: queue.SimpleQueue[tuple[_Copies, list[torch.cuda.Event]] | Pinned | None] = queue.SimpleQueue()
+        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
     def reserve(self, nbytes: int) -> None:
         """Take (and on CUDA page-lock) the memory for a snapshot of `nbytes` in the background. See the client's."""
         self._client.reserve(nbytes)
         slab = self._client.slab
-        if slab is not None and torch.cuda.is_available() and self.staged.is_set():
-            self._hand_over(self._memory_of(slab))
+        on_device = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        if slab is not None and on_device and self.staged.is_set():
+            memory, device = self._memory_of(slab), torch.device("cuda", torch.cuda.current_device())
+            self._hand_over(lambda: memory.pin(device))
 
     def stage(self, plan: Plan, stable: Container[int] = frozenset()) -> None:
         """Begin the snapshot of `plan`; afterwards `client.submit` its job.
@@ -147,7 +149,8 @@ class Stager:
             return
         self.staged.clear()
         self._released.clear()
-        self._hand_over((copies, [torch.cuda.current_stream(device).record_event() for device in copies.devices]))
+        ready = [torch.cuda.current_stream(device).record_event() for device in copies.devices]
+        self._hand_over(lambda: self._finish(copies, ready))
 
     def wait_staged(self) -> None:
         """Return when stable tensors may be changed. On CUDA that is once the current stream waits for the copies."""
@@ -168,7 +171,7 @@ class Stager:
             self._memory.release()
             self._memory = None
 
-    def _hand_over(self, work: tuple[_Copies, list[torch.cuda.Event]] | Pinned) -> None:
+    def _hand_over(self, work: Callable[[], None]) -> None:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="spot-stage", daemon=True)
             self._thread.start()
@@ -176,18 +179,17 @@ class Stager:
 
     def _run(self) -> None:
         while (work := self._work.get()) is not None:
-            if isinstance(work, Pinned):
-                work.pin()
-                continue
-            copies, ready = work
-            try:
-                with torch.no_grad():
-                    self._copy(copies, ready)
-            except BaseException as error:  # noqa: BLE001 - told to the job's future, the one place that is looked at
-                self._client.fail_staging(f"{type(error).__name__}: {error}")
-            finally:
-                self._released.set()
-                self.staged.set()
+            work()
+
+    def _finish(self, copies: _Copies, ready: list[torch.cuda.Event]) -> None:
+        try:
+            with torch.no_grad():
+                self._copy(copies, ready)
+        except BaseException as error:  # noqa: BLE001 - told to the job's future, the one place that is looked at
+            self._client.fail_staging(f"{type(error).__name__}: {error}")
+        finally:
+            self._released.set()
+            self.staged.set()
 
     def _copy(self, copies: _Copies, ready: list[torch.cuda.Event]) -> None:
         if copies.devices:
@@ -198,7 +200,7 @@ class Stager:
             self._client.advance(group.end)
 
     def _copy_from_devices(self, copies: _Copies, ready: list[torch.cuda.Event]) -> None:
-        self._memory_of(copies.slab).pin()
+        self._memory_of(copies.slab).pin(next(iter(copies.devices)))
         for event in ready:
             self._stream(event.device).wait_event(event)
         done: list[tuple[int, list[torch.cuda.Event]]] = []
