@@ -2,6 +2,18 @@
 
 from __future__ import annotations
 
-from spot_core.pytorch.reader import SpotStorageReader
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from spot_core.pytorch.reader import SpotStorageReader
 
 __all__ = ["SpotStorageReader"]
+
+
+def __getattr__(name: str) -> Any:
+    # Loaded when asked for: DataLoader workers that are spawned import this package, and have no use for DCP.
+    if name == "SpotStorageReader":
+        from spot_core.pytorch.reader import SpotStorageReader
+
+        return SpotStorageReader
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
