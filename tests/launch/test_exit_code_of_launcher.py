@@ -24,7 +24,9 @@ PEER = {"on": {"SIGTERM": 143}}  # leaves when its peer has left
 @pytest.mark.parametrize(
     ("plan", "code"),
     [
-        pytest.param({"0": leaves(143, stop=True), "1": PEER}, 143, id="one rank leaves first, clean"),
+        pytest.param(
+            {"0": leaves(143, stop=True), "1": PEER}, 143, id="one rank leaves first, clean", marks=pytest.mark.slow
+        ),
         pytest.param(
             {"0": leaves(143, stop=True), "1": {}}, 143, id="its peer dies by SIGTERM", marks=pytest.mark.slow
         ),
@@ -32,7 +34,7 @@ PEER = {"on": {"SIGTERM": 143}}  # leaves when its peer has left
         pytest.param({"0": leaves(143, stop=True), "1": {**PEER, "on": {"SIGTERM": 1}}}, 1, id="mixed 143 and 1"),
         pytest.param({"0": leaves(0, 0.1), "1": leaves(143, 0.8, stop=True)}, 143, id="one rank ends with 0"),
         pytest.param({"*": leaves(0)}, 0, id="all end with 0", marks=pytest.mark.slow),
-        pytest.param({"0": leaves(77), "1": {}}, 77, id="a failure keeps its code"),
+        pytest.param({"0": leaves(77), "1": {}}, 77, id="a failure keeps its code", marks=pytest.mark.slow),
     ],
 )
 def test_code(tmp_path: Path, plan: dict[str, Any], code: int) -> None:
@@ -58,6 +60,7 @@ def test_record_in_the_run(tmp_path: Path, stop: str | bool, code: int) -> None:
         assert job.code() == code
 
 
+@pytest.mark.slow
 def test_record_of_an_older_life_does_not_count(tmp_path: Path) -> None:
     run = str(tmp_path / "run")
     with spot_launch(tmp_path, {"0": leaves(143, stop="run")}, "--run", run) as job:

@@ -16,7 +16,7 @@ SAVES = {"on": {"SIGTERM": 143, "SIGINT": 143, "SIGUSR1": 143, "SIGUSR2": 143}, 
 TWO = ("--nproc-per-node", "2")
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1"])
+@pytest.mark.parametrize("name", [pytest.param("SIGTERM", marks=pytest.mark.slow), "SIGUSR1"])
 def test_one_signal_reaches_every_worker_once_and_the_code_is_restored(tmp_path: Path, name: str) -> None:
     with spot_launch(tmp_path, {"*": SAVES}, *TWO) as job:
         job.started().tell(getattr(signal, name))
@@ -55,12 +55,12 @@ def test_one_process_is_stopped_like_many(tmp_path: Path) -> None:
 
 def test_workers_that_do_not_leave_are_killed_after_the_grace(tmp_path: Path) -> None:
     deaf = {"on": {"SIGTERM": "ignore"}}
-    with spot_launch(tmp_path, {"*": deaf}, *TWO, "--grace", "1.5", env={"SPOT_WINDOW_S": "1"}) as job:
+    with spot_launch(tmp_path, {"*": deaf}, *TWO, "--grace", "2.5", env={"SPOT_WINDOW_S": "2"}) as job:
         job.started().tell(signal.SIGTERM)
         assert job.code() == 137  # killed, and no record of a clean stop
         assert job.signals(0) == job.signals(1) == ["SIGTERM"]
         assert job.said(0, "end") == job.said(1, "end") == []
-        assert {"SPOT_GRACE_S 1.5", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT 2"} <= set(job.said(0, "env"))
+        assert {"SPOT_GRACE_S 2.5", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT 3"} <= set(job.said(0, "env"))
 
 
 @pytest.mark.parametrize("signum", [signal.SIGKILL, pytest.param(signal.SIGSEGV, marks=pytest.mark.slow)])

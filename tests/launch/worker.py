@@ -4,7 +4,7 @@ Usage: worker.py FOLDER PLAN [arguments that are only written down]. PLAN is JSO
 rank, with the keys
   on        {signal name: what}: "ignore", or an exit code to leave with after the save
   save_s    how long the save takes
-  after     [seconds, exit code]: leave by itself
+  after     [seconds, exit code]: leave by itself, so long after all ranks of this attempt have started
   stop      true: leave the note of a clean stop once saved; "run": claim a life and put the stop record into SPOT_RUN;
             "life": claim a life and put no record
   joint     leave when any rank was told to (the agreement, by a file)
@@ -24,6 +24,11 @@ from pathlib import Path
 from spot_core.launch.stoprecord import StopRecord, leave_note, write_stop
 
 ENVIRONMENT = ("SPOT_GRACE_S", "SPOT_EXIT_CODE", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE")
+
+
+def listens(log: Path, attempt: int) -> bool:
+    lines = log.read_text().splitlines() if log.exists() else []
+    return any(line.startswith("start ") and line.endswith(f" {attempt}") for line in lines)
 
 
 def main() -> None:
@@ -51,6 +56,9 @@ def main() -> None:
     say("start", os.getpid(), os.environ["TORCHELASTIC_RESTART_COUNT"])
 
     attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    ranks = range(int(os.environ["WORLD_SIZE"]))
+    while "after" in plan and not all(listens(folder / f"{each}.log", attempt) for each in ranks):
+        time.sleep(0.02)  # a peer that cannot be told yet would die of the agent's SIGTERM
     began = time.monotonic()
     while not code:
         time.sleep(0.02)
