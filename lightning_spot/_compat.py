@@ -159,6 +159,11 @@ def dump_checkpoint(trainer: Any) -> dict[str, Any]:
     return state
 
 
+def launches_workers(trainer: Any) -> bool:
+    """Whether the fit runs in processes that the strategy starts in the middle of the script (spawn, fork)."""
+    return type(trainer.strategy.launcher).__name__ == "_MultiProcessingLauncher"
+
+
 def early_exit(callback: Any) -> bool:
     """Whether this tuner callback ends the fit when it has tuned (`Tuner.lr_find`): then nothing is trained."""
     return bool(getattr(callback, "_early_exit", False))
@@ -362,12 +367,12 @@ def _result(result: Any) -> dict[str, Any] | None:
         "sync": [meta.sync.should, meta.sync.rank_zero_only],
         "has_reset": result.has_reset,
         "updates": result._update_count,
-        "last": result._forward_cache,
+        "last": _detached(result._forward_cache),
         "is_tensor": result.is_tensor,
     }
     if result.is_tensor:
-        entry["value"] = result.value
-        entry["size"] = getattr(result, "cumulated_batch_size", None)
+        entry["value"] = _detached(result.value)
+        entry["size"] = _detached(getattr(result, "cumulated_batch_size", None))
     return entry
 
 
@@ -402,7 +407,11 @@ def _torchmetrics(module: Any) -> list[tuple[str, Any]]:
 
 
 def _metric(metric: Any) -> dict[str, Any]:
-    return {"states": dict(metric.metric_state), "updates": metric._update_count}
+    states = {
+        name: [_detached(item) for item in value] if isinstance(value, list) else _detached(value)
+        for name, value in metric.metric_state.items()
+    }
+    return {"states": states, "updates": metric._update_count}
 
 
 def _set_metric(metric: Any, saved: Mapping[str, Any], device: Any) -> None:
@@ -410,6 +419,10 @@ def _set_metric(metric: Any, saved: Mapping[str, Any], device: Any) -> None:
         setattr(metric, name, [_to(v, device) for v in value] if isinstance(value, list) else _to(value, device))
     metric._update_count = saved["updates"]
     metric._computed = None
+
+
+def _detached(value: Any) -> Any:
+    return value.detach() if hasattr(value, "detach") else value
 
 
 def _to(value: Any, device: Any) -> Any:

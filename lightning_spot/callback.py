@@ -82,7 +82,7 @@ class SpotCallback(*_BASES):  # type: ignore[misc]
 
     def _is_second(self, trainer: Any) -> bool:
         """Of several instances (configuration and environment) the first is the one that acts."""
-        return next(c for c in trainer.callbacks if isinstance(c, SpotCallback)) is not self
+        return any(c is not self and isinstance(c, SpotCallback) and c._fit is not None for c in trainer.callbacks)
 
     def _move_last(self, trainer: Any) -> None:
         """Behind the callbacks of `configure_callbacks`, an averaging of weights above all, and checkpoints."""
@@ -110,7 +110,7 @@ class SpotCallback(*_BASES):  # type: ignore[misc]
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         if self._fit is not None:
-            self._fit.end()
+            self._fit.wait_staged()
 
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
         if self._fit is not None:

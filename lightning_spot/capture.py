@@ -6,6 +6,7 @@ running metrics, buffers, validation due or not, counters kept outside of the lo
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -104,6 +105,17 @@ def _tensors(value: Any) -> Iterator[Tensor]:
     elif isinstance(value, (list, tuple)):
         for item in value:
             yield from _tensors(item)
+
+
+def frozen(value: Any) -> Any:
+    """A copy that later events cannot change; tensors lose their graph."""
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    if type(value) is dict:
+        return {key: frozen(item) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(frozen(item) for item in value)
+    return copy.deepcopy(value)
 
 
 def tuners(trainer: Any) -> list[Any]:

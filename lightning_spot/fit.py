@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -54,6 +53,12 @@ class Fit:
     def open(self) -> None:
         """Put this fit's hands on the trainer; nothing is read or written yet. Raises ConfigError."""
         trainer = self._trainer
+        if _compat.launches_workers(trainer):
+            raise ConfigError(
+                f"SpotCallback does not support the launcher of this strategy ({trainer.strategy.strategy_name}): it "
+                "trains in processes that begin in the middle of the script and cannot tell which of its fits this is.",
+                hint='Use strategy="ddp", with Lightning\'s own launcher or torchrun.',
+            )
         if trainer.strategy.restore_checkpoint_after_setup:
             raise ConfigError(
                 f"SpotCallback does not support {type(trainer.strategy).__name__}: it shards the model, and sharded "
@@ -76,6 +81,7 @@ class Fit:
         self._loaders = Loaders(trainer, seed)
         self._patches.around(trainer.strategy, "process_dataloader", self._loaders.around_process)
         self._patches.around(trainer.strategy, "on_train_start", self._around_train_start)
+        self._patches.around(trainer.strategy, "on_train_end", self._around_train_end)
         self._patches.around(*_compat.boundary_owner(trainer), self._around_boundary)
         self._stopping.take_over(self._patches)
 
@@ -155,10 +161,11 @@ class Fit:
         if self._restored is None:
             self._step = int(trainer.global_step)
         else:
-            self._restored.when_training_starts(trainer, self._module)
+            restored, self._restored = self._restored, None  # a whole model in memory: not longer than needed
+            restored.when_training_starts(trainer, self._module)
             if self._loaders is not None:
-                self._loaders.made = self._restored.local["loaders"]["made"]
-            if self._restored.local["flags"]["validation_due"]:
+                self._loaders.made = restored.local["loaders"]["made"]
+            if restored.local["flags"]["validation_due"]:
                 self._patches.around(*_compat.validation_due_owner(trainer), _due_once)
         if not self._module.automatic_optimization:
             for number, optimizer in enumerate(trainer.optimizers):
@@ -215,7 +222,7 @@ class Fit:
         """Keep what validation changes; parameters it does not change, unless weights are exchanged for it."""
         shared, local = self._capture(at_batch_end=True)
         if "current_model_state" not in shared:
-            self._held = shared, copy.deepcopy(local)
+            self._held = shared, capture.frozen(local)
 
     def _capture(self, *, at_batch_end: bool) -> tuple[dict[str, Any], dict[str, Any]]:
         trainer, module = self._trainer, self._module
@@ -264,10 +271,16 @@ class Fit:
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
-    def end(self) -> None:
-        """From `on_train_end`: the last generation, committed before `fit` returns."""
-        if not self._training:
-            return
+    def _around_train_end(self, end: Callable[..., Any]) -> Callable[..., Any]:
+        def on_train_end() -> None:
+            end()
+            if self._training:
+                self._end()
+
+        return on_train_end
+
+    def _end(self) -> None:
+        """After every `on_train_end`, the module's too: the last generation, committed before `fit` returns."""
         self.wait_staged()
         self._held = None
         shared, local = self._capture(at_batch_end=False)

@@ -23,6 +23,17 @@ SAMPLES = 32
 BATCH = 4  # 8 batches per epoch
 
 
+SILENT: dict[str, Any] = {
+    "accelerator": "cpu",
+    "devices": 1,
+    "logger": False,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+    "enable_checkpointing": False,
+}
+"""Keywords of a Trainer for tests that need no record."""
+
+
 class Killed(BaseException):
     """Stands for SIGKILL: nothing of the script runs after it except what Lightning itself does on the way out."""
 

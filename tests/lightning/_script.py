@@ -68,6 +68,7 @@ class Model(pl.LightningModule):
 class Evidence(pl.Callback):
     def __init__(self, out: Path, kill: int | None, term: int | None, term_in_validation: bool, ranks: str) -> None:
         self.out, self.kill, self.term, self.in_validation, self.ranks = out, kill, term, term_in_validation, ranks
+        self.fail: int | None = None
         self.batches = 0
 
     def state_dict(self) -> dict[str, Any]:
@@ -88,6 +89,8 @@ class Evidence(pl.Callback):
     def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
         if self.kill is not None and self.batches == self.kill and self._mine(trainer):
             os.kill(os.getpid(), signal.SIGKILL)
+        if self.fail is not None and self.batches == self.fail and self._mine(trainer):
+            raise ValueError("something is wrong with this batch")
         if self.term is not None and self.batches == self.term and self._mine(trainer) and not self.in_validation:
             os.kill(os.getpid(), signal.SIGTERM)
 
@@ -114,14 +117,15 @@ def main() -> None:
     parser.add_argument("--term", type=int)
     parser.add_argument("--ranks", default="all")
     parser.add_argument("--in-validation", action="store_true")
+    parser.add_argument("--fail", type=int)
     parser.add_argument("--pause", type=float, default=0.0)
-    parser.add_argument("--fail-rank", type=int)
     args = parser.parse_args()
     logging.basicConfig(level=logging.INFO)
     torch.set_num_threads(1)
     args.out.mkdir(parents=True, exist_ok=True)
     pl.seed_everything(5, verbose=False)
     evidence = Evidence(args.out, args.kill, args.term, args.in_validation, args.ranks)
+    evidence.fail = args.fail
     trainer = pl.Trainer(
         accelerator="cpu",
         devices=args.devices,

@@ -5,21 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import lightning.pytorch as pl
 import pytest
 
-import lightning.pytorch as pl
 from lightning_spot import ResumableDataModule, SpotCallback, SpotCheckpointIO, _compat, fits
 from spot_core.errors import ConfigError, ResumeMismatchError
 
-from ._harness import Job, Net, plain
-from .test_fits import Silent
+from ._harness import SILENT, Job, Net, plain
 
 
 def fit(spot: SpotCallback, module: Any = None, callbacks: tuple[Any, ...] = (), **options: Any) -> Any:
     fits._returned.clear()
     module = Net() if module is None else module
     trainer = pl.Trainer(
-        max_epochs=1, limit_val_batches=0, callbacks=[spot, *callbacks], **{**Silent.options, **options}
+        max_epochs=1, limit_val_batches=0, callbacks=[spot, *callbacks], **{**SILENT, **options}
     )
     trainer.fit(module, plain())
     return module
@@ -82,7 +81,7 @@ def test_a_folder_that_is_no_run(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "epoch=1.ckpt").write_bytes(b"somebody's")
     module = Net()
-    with pytest.raises(ConfigError, match="epoch=1.ckpt"):
+    with pytest.raises(ConfigError, match=r"epoch=1\.ckpt"):
         fit(SpotCallback(tmp_path / "run", "3 steps", sources="none", writer="thread"), module)
     assert module.ids == []
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["epoch=1.ckpt"]

@@ -5,30 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import lightning.pytorch as pl
 import pytest
 import torch
+from lightning.pytorch.tuner import Tuner
 from torch.utils.data import DataLoader
 
-import lightning.pytorch as pl
-from lightning.pytorch.tuner import Tuner
 from lightning_spot import SpotCallback, fits
 from spot_core.run import Run
 
-from ._harness import BATCH, Job, Killed, KillAfterSave, Samples, assert_equal, assert_same_state, plain
+from ._harness import BATCH, SILENT, Job, KillAfterSave, Killed, Samples, assert_equal, assert_same_state, plain
 from ._models import Searching
-
-
-class Silent:
-    """Keyword arguments of a Trainer for tests that need no record."""
-
-    options: dict[str, Any] = {
-        "accelerator": "cpu",
-        "devices": 1,
-        "logger": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-        "enable_checkpointing": False,
-    }
 
 
 def folds(run: Path, *, kill_in: int | None = None, at: int = 3, seed: int = 7) -> list[Any]:
@@ -43,7 +30,7 @@ def folds(run: Path, *, kill_in: int | None = None, at: int = 3, seed: int = 7) 
         callbacks: list[Any] = [spot]
         if number == kill_in:
             callbacks.append(KillAfterSave(at, spot))
-        trainer = pl.Trainer(max_epochs=1, limit_val_batches=0, callbacks=callbacks, **Silent.options)
+        trainer = pl.Trainer(max_epochs=1, limit_val_batches=0, callbacks=callbacks, **SILENT)
         made.append((module, trainer))
         trainer.fit(module, plain())
     return made
@@ -103,7 +90,7 @@ def test_an_interrupted_fit_is_taken_up_in_the_same_process(tmp_path: Path) -> N
     lives = []
     for callbacks in ([spot, KillAfterSave(5, spot)], [spot]):
         module = Job().module()
-        trainer = pl.Trainer(max_epochs=2, limit_val_batches=0, callbacks=callbacks, **Silent.options)
+        trainer = pl.Trainer(max_epochs=2, limit_val_batches=0, callbacks=callbacks, **SILENT)
         lives.append(module)
         try:
             trainer.fit(module, plain())
@@ -115,7 +102,7 @@ def test_an_interrupted_fit_is_taken_up_in_the_same_process(tmp_path: Path) -> N
 
 def test_the_newest_generation_beats_the_given_checkpoint(tmp_path: Path) -> None:
     """A restarted, unchanged command must not go back to the checkpoint it started from."""
-    start = pl.Trainer(max_steps=2, limit_val_batches=0, **Silent.options)
+    start = pl.Trainer(max_steps=2, limit_val_batches=0, **SILENT)
     pl.seed_everything(1, verbose=False)
     start.fit(Job().module(), plain())
     start.save_checkpoint(tmp_path / "init.ckpt", weights_only=False)
@@ -134,7 +121,7 @@ def test_only_fit_is_touched(tmp_path: Path) -> None:
     """validate, test and predict before and after a fit use the module as it is, and the run is not looked at."""
     run = tmp_path / "run"
     spot = SpotCallback(run, "4 steps", sources="none", writer="thread")
-    trainer = pl.Trainer(max_epochs=1, callbacks=[spot], **Silent.options)
+    trainer = pl.Trainer(max_epochs=1, callbacks=[spot], **SILENT)
     module = Job().module()
     val = DataLoader(Samples(8), batch_size=BATCH)
     trainer.validate(module, val, verbose=False)
@@ -150,7 +137,7 @@ def test_only_fit_is_touched(tmp_path: Path) -> None:
 
 def test_a_dry_run_writes_nothing(tmp_path: Path) -> None:
     spot = SpotCallback(tmp_path / "run", "1 steps", sources="none")
-    trainer = pl.Trainer(fast_dev_run=2, callbacks=[spot], **Silent.options)
+    trainer = pl.Trainer(fast_dev_run=2, callbacks=[spot], **SILENT)
     trainer.fit(Job().module(), plain())
     assert not (tmp_path / "run").exists()
 
@@ -163,7 +150,7 @@ def test_the_tuner_is_no_fit(tmp_path: Path) -> None:
         pl.seed_everything(seed, verbose=False)
         spot = SpotCallback(tmp_path / "run", "3 steps", sources="none", writer="thread")
         callbacks: list[Any] = [spot] if kill is None else [spot, KillAfterSave(kill, spot)]
-        options = Silent.options | {"enable_progress_bar": False}
+        options = SILENT | {"enable_progress_bar": False}
         trainer = pl.Trainer(
             max_epochs=1, limit_val_batches=0, callbacks=callbacks, default_root_dir=tmp_path, **options
         )
@@ -187,6 +174,7 @@ def test_nothing_is_left_on_the_trainer(tmp_path: Path) -> None:
     for kill in (None, 3):
         outcome = Job(trainer={"max_epochs": 1}).start(tmp_path / str(kill), every="3 steps", kill=kill)
         trainer = outcome.trainer
-        owners = [trainer.strategy, trainer._checkpoint_connector, trainer._logger_connector, trainer.fit_loop.epoch_loop]
-        left = [name for owner in owners for name, value in vars(owner).items() if callable(value) and "spot" in repr(value)]
-        assert left == []
+        owners = [trainer.strategy, trainer._checkpoint_connector, trainer._logger_connector, trainer._signal_connector]
+        owners.append(trainer.fit_loop.epoch_loop)
+        ours = [name for owner in owners for name, value in vars(owner).items() if "Fit." in repr(value)]
+        assert ours == []
