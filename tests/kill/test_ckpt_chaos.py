@@ -16,6 +16,9 @@ import pytest
 from ckpt_chaos.runner import Row, rejudge
 
 HERE = Path(__file__).resolve().parent
+# Several starts of a whole training each: a busy machine needs more than the usual limit.
+pytestmark = pytest.mark.timeout(900)
+
 BAD = {"HARD_FAIL", "SILENT_DIVERGENCE", "LOST_WORK", "CONTROL_FAIL"}
 
 

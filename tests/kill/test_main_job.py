@@ -11,6 +11,9 @@ from prove import Proof, prove
 
 KILLS = 20
 
+# Several starts of a whole training each: a busy machine needs more than the usual limit.
+pytestmark = pytest.mark.timeout(900)
+
 
 def held(folder: Path, job: Job, kills: int, seed: int) -> Proof:
     again = (
