@@ -3,7 +3,9 @@
 A first life has run and left two generations; the second meets the fault; a reader checks the invariants; a third life
 must come through and clear up. Reproduce one case by its id.
 
-Mutants that these tests were seen to catch: MUTANTS
+Mutants that these tests were seen to catch: marker before data; marker before the last blob; prune before commit; no
+tombstone; tombstone last, after the data; no read-back of a lost reply; only the pointer looked at; pointer before
+marker.
 """
 
 from __future__ import annotations
@@ -98,6 +100,15 @@ def test_crash_points_on_a_real_folder(tmp_path: Path, mode: str) -> None:
             live(CrashingStore(store, index, mode), witness)
         check(store, witness)
         settle(store, witness)
+
+
+def test_the_pointer_moves_last() -> None:
+    """It may only ever name what is committed: a pointer to nothing refuses a start at zero."""
+    puts = [(verb, key) for verb, key in FIRST if verb in ("put", "put_if_absent", "put_blob")]
+    moves = [index for index, operation in enumerate(puts) if operation == ("put", "latest.json")]
+    assert len(moves) == 3
+    for index in moves:
+        assert puts[index - 1][1].endswith("/COMMIT.json")
 
 
 def test_two_crashes_in_a_row() -> None:

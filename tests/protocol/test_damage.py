@@ -1,7 +1,9 @@
 """Damage at rest: the next older good generation is used and the problem says why; nothing is ever started at zero
 because something could not be read.
 
-Mutants that these tests were seen to catch: MUTANTS
+Mutants that these tests were seen to catch: an error while looking told as a missing marker; unreadable markers that do
+not refuse; a fresh start over damage; sizes, chunk digests or the index's digest not compared; the pointer ignored;
+damaged generations that count as kept; markers of another run, or of another name, accepted; a foreign folder claimed.
 """
 
 from __future__ import annotations

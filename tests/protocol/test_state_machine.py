@@ -1,6 +1,7 @@
 """Any order of saves, crashes, resumes, prunes, zombies and damage keeps the invariants.
 
-Mutants that this machine was seen to catch: MUTANTS
+Mutants that this machine was seen to catch: generations ordered by step first; no tombstone; a prune without fence
+check; a fresh start over damage; chunk digests not compared.
 """
 
 from __future__ import annotations

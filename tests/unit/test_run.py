@@ -186,6 +186,19 @@ def test_depths(store: Store, writer: Writer) -> None:
         run.verify(committed, Depth.SIZES)
 
 
+def test_the_manifest_and_the_index_must_agree_on_the_blob(store: Store, writer: Writer) -> None:
+    opened = writer.begin(1)
+    committed = opened.seal([opened.write(0, {"w": b"1"})], world_size=1).commit({})
+    key = "generations/000001-000000000001/COMMIT.json"
+    value = json.loads(store.get(key))
+    value["parts"][0]["blob"]["digest"] = "xxh3_128-tree:" + "0" * 32
+    store.put(key, json.dumps(value).encode())
+    (found,) = Run.open(store).discover().generations
+    assert found != committed
+    with pytest.raises(CorruptShardError, match="chunk digests"):
+        Run.open(store).verify(found, Depth.DIGESTS)
+
+
 def test_two_starters_agree_on_the_run(store: Store) -> None:
     """Both find no record; one's record stands, the other adopts it."""
 
