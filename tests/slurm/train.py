@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from spot_core.launch.stoprecord import StopRecord, leave_note, write_stop
-from spot_core.parts import PartIndex
+from spot_core.parts import PartIndex, write_part
 from spot_core.run import Run, Writer
 from spot_core.verify import Depth
 
@@ -62,8 +62,6 @@ def save(writer: Writer | None, run: Run, rank: int, step: int, state: list[int]
         generation = writer.begin(step)
         opened = [[generation.target(r) for r in range(dist.get_world_size())]]
     dist.broadcast_object_list(opened)
-    from spot_core.parts import write_part
-
     parts: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(parts, write_part(run.store, opened[0][rank], rank, {"state": json.dumps(state).encode()}))
     if writer is not None:
