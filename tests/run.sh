@@ -35,6 +35,7 @@ check "mypy" "$bin/mypy"
 check "import rules" "$bin/lint-imports"
 check "fast tests" "$PY" -m pytest -n 2 --dist loadfile "${pytest_args[@]}"
 if [ "$slow" = 1 ]; then
+    export SPOT_TEST_SLURM=1 # installs a Slurm of its own where there is none
     # Heavy: one at a time, so that a machine of two cores is not asked for four ranks at once.
     check "slow tests" "$PY" -m pytest -m "slow and not gpu and not bench" -o faulthandler_timeout=0 "${pytest_args[@]}"
 fi
