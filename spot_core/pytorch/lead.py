@@ -91,9 +91,16 @@ class Lead:
             "outcomes": _json(outcomes),
         }
 
-    def open_save(self, step: int, *, finished: bool, claim_info: Mapping[str, Any]) -> dict[str, Any]:
-        """The word at the start of a save: finish what is in flight, begin the generation; "gen" None for no save."""
-        self.land(None)
+    def open_save(
+        self, step: int, *, finished: bool, claim_info: Mapping[str, Any], left_s: float | None
+    ) -> dict[str, Any]:
+        """The word at the start of a save: finish what is in flight, begin the generation; "gen" None for no save.
+
+        With `left_s` the job has to leave after so many seconds: what is in flight gets those that this save can spare.
+        """
+        if not self.land(None if left_s is None else max(0.0, left_s - self.pilot.timing.save_s)):
+            log.error("spot: step %d is not saved: the save in flight leaves no time for it", step)
+            return {"outcomes": [], "gen": None}
         outcomes = self.settle()
         word: dict[str, Any] = {"outcomes": _json(outcomes), "gen": None}
         if any(self._tally.must_raise(outcome) for outcome in outcomes):
@@ -101,6 +108,7 @@ class Lead:
         newest = self._newest(outcomes)
         if newest is not None and newest.id.step == step:
             if not finished or newest.manifest.finished:
+                log.debug("step %d is committed already", step)
                 return word
             # Nothing may be written over a generation, and one of a newer life outranks it.
             log.info("spot: step %d is saved again, as finished, in a life of its own", step)

@@ -303,7 +303,8 @@ class Session:
         state); their copy overlaps what follows. Everything else is copied before this returns.
         `droppable`: dotted paths in `shared` under which a value that cannot be saved is left out (see `state.split`).
         A save still in flight is finished first. `wait=True` also finishes this one and takes its outcome; after a
-        stopping decision it waits no longer than the deadline, and leaves the outcome to `stop`.
+        stopping decision it waits no longer than the deadline, and leaves the outcome to `stop`; if the one in flight
+        leaves no time for another, nothing is saved.
         A step that this life has committed already is not saved again; with `finished=True` it is, as the first
         generation of one more life, since a generation is never overwritten.
 
@@ -321,13 +322,15 @@ class Session:
         def open_save() -> dict[str, Any]:
             theirs.update(self._meta() if self._meta is not None else {})
             return self._leading().open_save(
-                step, finished=finished, claim_info=claim_info(self._ranks.world_size, self._resumed)
+                step,
+                finished=finished,
+                claim_info=claim_info(self._ranks.world_size, self._resumed),
+                left_s=None if self._until is None else self._left_s(),
             )
 
         word = live.joint.tell(open_save)
         self._take(word)
         if word["gen"] is None:
-            log.debug("step %d is committed already", step)
             return
         began = self._clock.monotonic()
         live.life = word["gen"][0]
@@ -408,7 +411,7 @@ class Session:
     def close(self) -> None:
         """End threads and writer of this rank; idempotent, a no-op in a forked child. Does nothing joint.
 
-        A save in flight gets `patience.close_s` to finish.
+        A save in flight gets `patience.close_s` to finish, after a stop only what is left until its deadline.
         """
         if self._closed or os.getpid() != self._pid:
             return
@@ -416,10 +419,11 @@ class Session:
         live = self._live
         if live is None:
             return
+        close_s = self._patience.close_s if self._until is None else min(self._patience.close_s, self._left_s())
         live.quiet()
         if self._lead is not None:
-            self._lead.committer.close(self._patience.close_s)
-        live.close(self._patience.close_s if self._lead is None else 0.0)
+            self._lead.committer.close(close_s)
+        live.close(close_s if self._lead is None else 0.0)
 
     def _left_s(self) -> float:
         """Seconds that saving may still take; the writing bound when no notice named a deadline."""

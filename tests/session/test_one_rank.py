@@ -394,6 +394,31 @@ def test_a_stop_does_not_outwait_the_deadline(uri: str) -> None:
         slow.release.set()
 
 
+def test_a_stop_gives_up_its_save_when_the_one_in_flight_does_not_end(uri: str, caplog: Any) -> None:
+    held: list[bool] = []
+    slow = SlowStore(open_store(uri), lambda verb, _key: verb == "put_blob" and bool(held))
+    with session_of(slow, window_s=5) as session:
+        training = begun(session)
+        save(session, training, wait=True)  # now it is known that a save is quick
+        held.append(True)
+        training.step = 5
+        save(session, training)
+        assert slow.reached.wait(30)
+        session.notify(Notice("n", NoticeKind.PREEMPTION, "test"))
+        decision = decided(session, training)
+        assert decision.kind is Kind.STOP_SAVE
+        save(session, training, wait=True)
+        assert session.stop(training.step, decision.reason) == 143  # both return, though nothing was released
+        assert "leaves no time for it" in caplog.text
+        session.close()
+        assert not slow.release.is_set()
+        slow.release.set()
+    assert steps_of(uri) == [0]
+    record = read_stop(open_store(uri), 1)
+    assert record is not None
+    assert "saved up to step 0" in record.reason
+
+
 # -- the object ---------------------------------------------------------------------------------------------------
 
 
