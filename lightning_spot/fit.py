@@ -215,7 +215,6 @@ class Fit:
             self._save(shared, local, reason=decision.reason, wait=decision.kind is Kind.STOP_SAVE)
         if decision.kind.stops:
             code = self._open_session.stop(self._step, decision.reason)
-            log.warning("stopping at step %d: %s", self._step, decision.reason)
             raise _compat.stop_exception(self._trainer, code)
 
     def _hold(self) -> None:

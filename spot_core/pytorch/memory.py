@@ -38,7 +38,8 @@ def fits(snapshot_bytes: int, *, ranks: int | None = None, available: int | None
     available = available_bytes() if available is None else available
     needed = snapshot_bytes * ranks
     if needed <= available:
-        log.info("spot: a snapshot takes %s of %s free memory", _size(needed), _size(available))
+        if os.environ.get("LOCAL_RANK", "0") == "0":  # it speaks of the whole machine
+            log.info("spot: a snapshot takes %s of %s free memory", _size(needed), _size(available))
         return True
     log.warning(
         "spot: this run will not fit: a snapshot needs %s of memory (%s for each of %d ranks on this machine), %s are "

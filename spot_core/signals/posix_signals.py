@@ -117,9 +117,10 @@ class PosixSignals(BaseSource):
         runs = callable(before) and before is not signal.default_int_handler
         if runs and callable(before):
             runs = self._chain if isinstance(self._chain, bool) else self._chain(s, before)
-            logger.info(
-                "%s: the earlier handler %s %s", s.name, before, "runs after ours" if runs else "does not run any more"
-            )
+            if runs:
+                logger.debug("%s: the earlier handler %s runs after ours", s.name, before)
+            else:
+                logger.info("%s: the earlier handler %s does not run any more", s.name, before)
         self._previous[s].append((before, runs))
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
