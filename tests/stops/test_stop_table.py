@@ -25,6 +25,8 @@ Target = int | str
 SIGTERM, SIGUSR1 = signal.SIGTERM, signal.SIGUSR1
 PAUSE = {"STOPS_PAUSE": "0.08"}
 VALIDATING = {**PAUSE, "STOPS_VALIDATION_PAUSE": "0.3"}
+# The next save, which waits for the one in flight, has to be far.
+SAVING = {"STOPS_PAUSE": "0.15"}
 SAVED_AT = 20
 
 
@@ -121,7 +123,7 @@ def marks(row: Row) -> list[pytest.MarkDecorator]:
 @pytest.mark.parametrize("row", [pytest.param(row, id=name, marks=marks(row)) for name, row in ROWS.items()])
 def test_told_to_stop(row: Row, tmp_path: Path, control: Callable[[int, int], Path]) -> None:
     settings = {"STOPS_WORKERS": str(row.workers), **row.settings}
-    slow = VALIDATING if row.when == "validating" else PAUSE
+    slow = {"validating": VALIDATING, "saving": SAVING}.get(row.when, PAUSE)
     often = {"SPOT_INTERVAL": f"{SAVED_AT} steps"} if row.when == "saving" else {}
     with Start(row.shape, tmp_path, {**settings, **slow, **often}) as job:
         resume_writers = reach(job, row.when)
@@ -267,6 +269,29 @@ def test_a_rank_killed_while_they_agree(
     assert step % 4 == 0
     assert read_stop(Run.open(tmp_path / "run").store, 1) is None
     assert_goes_on(shape, {}, tmp_path, step, control(2, 0))
+
+
+@pytest.mark.slow
+@pytest.mark.dist
+def test_a_save_in_flight_that_never_ends(tmp_path: Path, control: Callable[[int, int], Path]) -> None:
+    """It is given up in time for a stop in order; the generation before it counts."""
+    settings = {"SPOT_INTERVAL": f"{SAVED_AT} steps", "SPOT_WINDOW_S": "12", "SPOT_GRACE_S": "20"}
+    with Start("launch", tmp_path, {**settings, **SAVING}) as job:
+        job.wait_for(lambda: committed_steps(tmp_path), "the first generation")
+        for writer in job.writers():
+            writer.suspend()
+        job.wait_training(2 * SAVED_AT + 1)
+        job.tell("agent")
+        assert job.finish() == [143]
+        output = job.output()
+    assert job.exits() == [143, 143]
+    assert "Traceback" not in output
+    assert committed_steps(tmp_path) == [SAVED_AT]
+    record = read_stop(Run.open(tmp_path / "run").store, 1)
+    assert record is not None
+    assert record.step == job.batches(0)[-1] + 1 == job.batches(1)[-1] + 1
+    assert f"saved up to step {SAVED_AT} " in record.reason
+    assert_goes_on("launch", {}, tmp_path, SAVED_AT, control(2, 0))
 
 
 @pytest.mark.slow
