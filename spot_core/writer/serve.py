@@ -17,6 +17,7 @@ import signal
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import NoReturn
 
 from spot_core.errors import SaveError
@@ -122,8 +123,7 @@ def main(argv: list[str]) -> NoReturn:
     pidfd = _open_pidfd(parent)
     if os.getppid() != parent:
         os._exit(1)  # it went before the ropes were tied
-    with contextlib.suppress(OSError):
-        os.nice(_NICENESS)
+    _step_back()
     threading.current_thread().name = "spot-writer"
     _serve(Wire(socket.socket(fileno=fd)), pidfd, parent)
 
@@ -144,6 +144,16 @@ def _serve(wire: Wire, pidfd: int | None, parent: int) -> NoReturn:
                 break
     # Not sys.exit: that would wait for a write in flight, on behalf of a trainer that is gone.
     os._exit(0)
+
+
+def _step_back() -> None:
+    """Leave the cores to the training where both want them."""
+    with contextlib.suppress(OSError):
+        os.nice(_NICENESS)
+    # Where the kernel groups tasks by session (sched_autogroup), this process's own session is a group by itself, and
+    # niceness counts inside a group only; the group has one of its own.
+    with contextlib.suppress(OSError):
+        Path("/proc/self/autogroup").write_text(str(_NICENESS))
 
 
 def _die_with_parent() -> None:

@@ -96,3 +96,18 @@ def test_a_store_that_no_process_can_reopen_gets_a_thread() -> None:
 def test_an_unknown_mode_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="'fork'"):
         WriterClient.start(str(tmp_path), mode="fork")  # type: ignore[arg-type]
+
+
+def test_the_writer_steps_back_for_the_training(tmp_path: Path) -> None:
+    client = WriterClient.start(str(tmp_path))
+    try:
+        client.arm(0)
+        client.submit(WriteJob(0, target(1), 0, {})).result(60)
+        process = psutil.Process(client.pid)
+        assert process.nice() == min(psutil.Process().nice() + 5, 19)
+        group = Path(f"/proc/{client.pid}/autogroup")
+        if group.exists() and "nice" in group.read_text():
+            assert group.read_text().split()[-1] == "5"
+            assert group.read_text() != Path("/proc/self/autogroup").read_text()
+    finally:
+        client.close()
