@@ -64,7 +64,8 @@ def check(rows: list[Row], points: int) -> None:
     assert {row.verdict for row in rows} == {"PASS"}
     killed = [row for row in rows if not row.label.startswith("no crash")]
     assert len(killed) == points
-    assert all(row.crashed for row in killed)
+    # A notice that comes with the last file of the run finds nothing left to stop.
+    assert all(row.crashed for row in killed if "[term]" not in row.label)
     # Not by starting again at zero, or the weights would prove nothing about resuming.
     assert any(row.outcome.resumed_from_step for row in killed)
 
@@ -110,6 +111,6 @@ def test_lightning_with_its_writer_killed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("lane", LANES)
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.dist)])
 def test_lightning_in_every_mode(tmp_path: Path, lane: str, ranks: int) -> None:
-    rows, files = chaos(tmp_path, LIGHTNING, **LANES[lane], points=24, ranks=ranks, crash_rank=ranks - 1)
-    check(rows, points=24)
+    rows, files = chaos(tmp_path, LIGHTNING, **LANES[lane], points=16, ranks=ranks, crash_rank=ranks - 1)
+    check(rows, points=16)
     check_files(lane, files, coordinator=ranks == 1)
