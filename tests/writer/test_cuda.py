@@ -51,7 +51,7 @@ def test_the_order_of_waits_and_copies(
     the writer hears of bytes only when the host has waited for them."""
     CALLS.clear()
     main, side = Stream("main"), Stream("side")
-    copy, add = torch._foreach_copy_, stage._Group.add
+    copy, add = stage.foreach_copy, stage._Group.add
 
     def noted_copy(targets: list[torch.Tensor], sources: list[torch.Tensor], non_blocking: bool = False) -> None:
         CALLS.append(f"copies {len(sources)}{'' if non_blocking else ' and waits'}")
@@ -65,7 +65,7 @@ def test_the_order_of_waits_and_copies(
 
     monkeypatch.setattr(stage._Group, "add", on_device)
     monkeypatch.setattr(stage, "_GROUP_BYTES", 1)
-    monkeypatch.setattr(torch, "_foreach_copy_", noted_copy)
+    monkeypatch.setattr(stage, "foreach_copy", noted_copy)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: main)
     monkeypatch.setattr(Stager, "_stream", lambda self, device: side)

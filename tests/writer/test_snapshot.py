@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from spot_core.errors import SaveError
+from spot_core.pytorch import stage
 from spot_core.pytorch.stage import Stager, storage_ids
 from spot_core.store import Store
 from spot_core.writer import WriteJob, WriterClient
@@ -102,7 +103,7 @@ def test_stable_tensors_are_copied_in_the_background_and_awaited(
 ) -> None:
     """`stage` returns before the copy of a stable tensor; `wait_staged` does not."""
     copied, go = [], threading.Event()
-    copy = torch._foreach_copy_
+    copy = stage.foreach_copy
 
     def held_back(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
         if threading.current_thread() is not threading.main_thread():
@@ -110,7 +111,7 @@ def test_stable_tensors_are_copied_in_the_background_and_awaited(
             copied.append(len(sources))
         copy(targets, sources)
 
-    monkeypatch.setattr(torch, "_foreach_copy_", held_back)
+    monkeypatch.setattr(stage, "foreach_copy", held_back)
     tensors = [torch.randn(5000), torch.randn(5000)]
     future, _ = save(client, stager, plan_of(tensors), storage_ids(tensors), 1)
     assert not copied
@@ -213,7 +214,7 @@ def test_a_copy_that_fails_fails_the_save_and_nothing_else(
         raise RuntimeError("device lost")
 
     with monkeypatch.context() as patch:
-        patch.setattr(torch, "_foreach_copy_", broken)
+        patch.setattr(stage, "foreach_copy", broken)
         future, where = save(client, stager, plan, stable, 1)
         stager.wait_staged()
         with pytest.raises(SaveError, match="device lost"):
