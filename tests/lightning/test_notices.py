@@ -30,7 +30,9 @@ class At(pl.Callback):
             what()
 
 
-def fit(run: Path, *callbacks: Any, make: Any = Net, made: list[Any] | None = None, seed: int = 7, **settings: Any) -> Any:
+def fit(
+    run: Path, *callbacks: Any, make: Any = Net, made: list[Any] | None = None, seed: int = 7, **settings: Any
+) -> Any:
     """`made` gets the module, also when the fit does not return."""
     fits._returned.clear()
     pl.seed_everything(seed, verbose=False)

@@ -36,6 +36,8 @@ def several(mode: str, first: Callable[[], Any] = plain) -> Callable[[], Any]:
 
 
 def averaging() -> list[Any]:
+    if not hasattr(cb, "EMAWeightAveraging"):
+        pytest.skip("this version of Lightning has no weight averaging")
     return [cb.EMAWeightAveraging(decay=0.5)]
 
 
@@ -69,7 +71,9 @@ SCENARIOS: dict[str, tuple[Job, tuple[int, ...], tuple[int, ...]]] = {
     ),
     "target network": (Job(module=TargetNetwork), (3,), (8, 9)),
     "weight averaging": (Job(callbacks=averaging, validation=True), (3, 8), (9, 12)),
-    "averaging from configure_callbacks": (Job(module=Averaged, validation=True), (8,), (3, 9)),
+    "averaging from configure_callbacks": (
+        Job(module=lambda: averaging() and Averaged(), validation=True), (8,), (3, 9),
+    ),
     "unfreezing": (Job(callbacks=lambda: [Unfreeze()], trainer={"max_epochs": 3}), (12,), (3, 8, 9, 16)),
     "loaders, cycling": (Job(module=Two, loader=several("max_size_cycle")), (5,), (3, 8, 9)),
     "loaders, longest": (Job(module=Two, loader=several("max_size")), (5,), (3, 8, 9)),
