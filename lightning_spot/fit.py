@@ -299,6 +299,15 @@ class Fit:
     def returned(self) -> None:
         """From `on_fit_end`, also for a fit that had finished in an earlier life and trained nothing."""
         fits.returned(self._run_name)
+        restored = self._restored
+        if restored is not None and restored.finished and not self._training and self._trainer.is_global_zero:
+            # The session, which tells of every other resume, was never started.
+            log.warning(
+                "spot: resumed from step %d, where the fit had finished: nothing is left to train (generation %s of %s)",
+                restored.step,
+                restored.generation,
+                self.uri,
+            )
 
     def close(self) -> None:
         """Undo everything on the trainer and end the session; idempotent, waits for no other rank."""
