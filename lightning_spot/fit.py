@@ -303,7 +303,7 @@ class Fit:
         if restored is not None and restored.finished and not self._training and self._trainer.is_global_zero:
             # The session, which tells of every other resume, was never started.
             log.warning(
-                "spot: resumed from step %d, where the fit had finished: nothing is left to train (generation %s of %s)",
+                "spot: resumed from step %d, the end of the fit: nothing is left to train (generation %s of %s)",
                 restored.step,
                 restored.generation,
                 self.uri,
