@@ -32,6 +32,7 @@ from spot_core.pytorch.ranks import Ranks
 from spot_core.pytorch.resuming import Resumed, Search, announce
 from spot_core.pytorch.snapshot import begin_snapshot
 from spot_core.run import Run, Writer
+from spot_core.signals.posix_signals import ignore_at_exit
 
 if TYPE_CHECKING:
     import torch
@@ -389,9 +390,11 @@ class Session:
         """Collective: finish the save in flight as far as the deadline allows, leave a stop record, meet all ranks.
 
         Returns the exit code for the process (`settings.exit_code`). Never raises for a failed save: it is logged and
-        the stop record says what is saved.
+        the stop record says what is saved. Being told to stop once more changes nothing about the exit (see
+        `ignore_at_exit`).
         """
         live, code = self._started(), self._settings.exit_code
+        ignore_at_exit()
         if self._alone:
             log.error("spot: rank %d leaves at step %d without a joint save: %s", self._ranks.rank, step, reason)
             return code

@@ -7,6 +7,7 @@ watcher's) turns it into a notice.
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import select
@@ -202,6 +203,21 @@ class PosixSignals(BaseSource):
         self._closed = True
         os.close(self._reader)
         os.close(self._writer)
+
+
+def ignore_at_exit() -> None:
+    """From the interpreter's exit on, take no notice of SIGTERM and the signals of open sources any more.
+
+    For a process that leaves because it was told to: its sources are closed by then, and being told once more (by a
+    launcher that sees its peer leave first) would cut its exit short and replace its exit code.
+    """
+    watched = {s for source in _open_sources for s in source._signals}
+    atexit.register(_ignore, frozenset({signal.SIGTERM, *watched}))
+
+
+def _ignore(signals: frozenset[signal.Signals]) -> None:
+    for s in signals:
+        signal.signal(s, signal.SIG_IGN)
 
 
 def _register_fork_hook() -> None:

@@ -305,3 +305,20 @@ def test_descriptors_are_given_back():
 def test_signals_that_cannot_be_watched_are_refused(names):
     with pytest.raises(ConfigError, match="SIGUSR1"):
         PosixSignals(names)
+
+
+def test_a_process_that_leaves_because_it_was_told_to_is_not_cut_short_at_its_exit():
+    assert run("""
+        import atexit
+        from spot_core.signals.posix_signals import ignore_at_exit
+        def told_again():
+            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGUSR1)
+            say("still here")
+        atexit.register(told_again)
+        source = PosixSignals(["SIGUSR1"])
+        source.open()
+        ignore_at_exit()
+        source.close()
+        say(signal.getsignal(signal.SIGTERM) is signal.SIG_DFL)  # not before the exit
+    """) == ["True", "still here"]

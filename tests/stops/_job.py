@@ -222,10 +222,10 @@ def _flat(value: Any, where: str = "") -> dict[str, Any]:
 
 
 def committed_steps(folder: Path) -> list[int]:
-    """Steps of the generations, newest first; every byte of each is as it was committed."""
+    """Steps of the generations, newest first; every byte of each is as it was committed. Cut-off saves do not count."""
     run = Run.open(folder / "run")
     found = run.discover()
-    assert found.problems == ()
+    assert [problem for problem in found.problems if problem.error is not None] == []
     for committed in found.generations:
         run.verify(committed, Depth.DIGESTS)
     return [committed.id.step for committed in found.generations]

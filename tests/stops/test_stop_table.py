@@ -196,6 +196,24 @@ def assert_goes_on(shape: str, settings: dict[str, str], folder: Path, step: int
     assert len(trained(folder, 0)) == committed_steps(folder)[0]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", ["one", pytest.param("torchrun", marks=pytest.mark.dist)])
+def test_told_again_while_leaving(shape: str, tmp_path: Path) -> None:
+    """By the platform, or by torchrun, which ends the peers of a rank that left: the exit and its code stay."""
+    with Start(shape, tmp_path, {"SPOT_EXIT_CODE": "85", "STOPS_EXIT_PAUSE": "3", **PAUSE}) as job:
+        job.wait_training()
+        job.tell(0)
+        job.wait_for(lambda: any("leaving" in row for row in job.rows(0)), "rank 0 is at its exit")
+        if shape == "one":
+            job.tell(0)
+            assert job.finish() == [85]
+        else:
+            assert job.finish() == [1]
+            assert "closing signal SIGTERM" in job.output()
+            assert job.output().count("exitcode  : 85 ") == 2
+    assert any("left" in row for row in job.rows(0))
+
+
 # -- notices that are no signal ---------------------------------------------------------------------------------------
 
 

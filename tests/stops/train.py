@@ -6,6 +6,7 @@ Each rank appends what it did to `FOLDER/rank<r>.jsonl`: who it is, each batch, 
 
 from __future__ import annotations
 
+import atexit
 import json
 import logging
 import os
@@ -27,24 +28,36 @@ PAUSE_S = float(os.environ.get("STOPS_PAUSE", "0"))
 VALIDATION_PAUSE_S = float(os.environ.get("STOPS_VALIDATION_PAUSE", "0"))
 WORKERS = int(os.environ.get("STOPS_WORKERS", "0"))
 DEVICES = int(os.environ.get("STOPS_DEVICES", "1"))  # under no torchrun
+EXIT_PAUSE_S = float(os.environ.get("STOPS_EXIT_PAUSE", "0"))  # on rank 0
 EPOCHS = int(os.environ.get("STOPS_EPOCHS", "10"))
 
 
 class Trace(Evidence):
     """Evidence with who and when, so that the test can aim."""
 
-    def say(self, trainer: Any, **row: Any) -> None:
-        with (self.out / f"rank{trainer.global_rank}.jsonl").open("a") as file:
+    rank = 0
+
+    def say(self, **row: Any) -> None:
+        with (self.out / f"rank{self.rank}.jsonl").open("a") as file:
             file.write(json.dumps(row) + "\n")
 
     def on_train_start(self, trainer: Any, module: Any) -> None:
-        self.say(trainer, pid=os.getpid())
+        self.rank = trainer.global_rank
+        self.say(pid=os.getpid())
 
     def on_validation_start(self, trainer: Any, module: Any) -> None:
-        self.say(trainer, validation=self.batches)
+        self.say(validation=self.batches)
 
     def on_validation_batch_start(self, *args: Any) -> None:
         threading.Event().wait(VALIDATION_PAUSE_S)
+
+
+def leave_slowly(trace: Trace) -> None:
+    """As libraries do that send something off at the interpreter's exit."""
+    if trace.rank == 0 and EXIT_PAUSE_S:
+        trace.say(leaving=True)
+        threading.Event().wait(EXIT_PAUSE_S)
+        trace.say(left=True)
 
 
 def main() -> None:
@@ -56,6 +69,7 @@ def main() -> None:
     local, world = int(os.environ.get("LOCAL_WORLD_SIZE", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     devices, nodes = (local, world // local) if local else (DEVICES, 1)
     trace = Trace(folder, None, None, False, "all")
+    atexit.register(leave_slowly, trace)
     trainer = pl.Trainer(
         accelerator="cpu",
         devices=devices,
@@ -74,7 +88,7 @@ def main() -> None:
     try:
         trainer.fit(Model(PAUSE_S), train, validation)
     except SystemExit as stop:
-        trace.say(trainer, exit=stop.code)
+        trace.say(exit=stop.code)
         raise
 
 
