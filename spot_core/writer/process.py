@@ -6,6 +6,7 @@ import contextlib
 import json
 import logging
 import os
+import queue
 import signal
 import socket
 import subprocess
@@ -51,8 +52,11 @@ class ProcessBackend:
         with theirs:
             self._wire = Wire(ours)
             self._process = _spawn(theirs.fileno())
+        self._outbox: queue.SimpleQueue[tuple[int, WriteJob] | None] = queue.SimpleQueue()
         self._reader = threading.Thread(target=self._read, name="spot-writer-replies", daemon=True)
         self._reader.start()
+        # A thread that waits, not one per job: the trainer would wait for its start.
+        threading.Thread(target=self._send_jobs, name="spot-writer-jobs", daemon=True).start()
         # Over the socket, not by command line or environment: others may read those.
         self._wire.send("open", uri=uri, storage_options=dict(storage_options))
 
@@ -72,7 +76,7 @@ class ProcessBackend:
 
     def submit(self, number: int, job: WriteJob) -> None:
         self._job = number
-        threading.Thread(target=self._send, args=(number, job), name="spot-submit", daemon=True).start()
+        self._outbox.put((number, job))
 
     def ring(self) -> None:
         """Tell the writer that the watermark moved. A writer that is gone shows in its job's end, not here."""
@@ -101,6 +105,10 @@ class ProcessBackend:
         self._dead.set()
         self._wire.close()
 
+    def _send_jobs(self) -> None:
+        while (work := self._outbox.get()) is not None:
+            self._send(*work)
+
     def _send(self, number: int, job: WriteJob) -> None:
         try:
             self._wire.send(
@@ -124,6 +132,7 @@ class ProcessBackend:
             else:
                 self._on_end(frame.fields["job"], SaveError(f"{frame.fields['error']}: {frame.fields['message']}"))
         self._dead.set()
+        self._outbox.put(None)
         job, self._job = self._job, None
         how = self._reap()
         self._wire.close()

@@ -12,7 +12,7 @@ _EVERY_S = 0.02
 
 
 def watched(command: list[str], folder: Path, environment: dict[str, str]) -> int | None:
-    """Bytes at the peak above those when the state stood and nothing had been saved; None when the worker failed.
+    """Bytes at the peak of steps with saves above the peak of steps without; None when the worker failed.
 
     Shared pages are counted once: each process's share of them.
     """
@@ -21,24 +21,37 @@ def watched(command: list[str], folder: Path, environment: dict[str, str]) -> in
     ) as process:
         assert process.stdin is not None
         assert process.stdout is not None
-        if "ready" not in process.stdout.readline():
-            process.kill()
-            return None
-        before = _proportional(process.pid)
-        peak, over = [before], threading.Event()
+        with _Peak(process.pid) as calm:
+            if "calm over" not in process.stdout.readline():
+                process.kill()
+                return None
+        with _Peak(process.pid) as saving:
+            process.stdin.write("go\n")
+            process.stdin.flush()
+            answered = any(line.startswith("result ") for line in process.stdout)
+    return saving.bytes - calm.bytes if answered else None
 
-        def sample() -> None:
-            while not over.wait(_EVERY_S):
-                peak.append(max(peak.pop(), _proportional(process.pid)))
 
-        sampler = threading.Thread(target=sample)
-        sampler.start()
-        process.stdin.write("go\n")
-        process.stdin.flush()
-        answered = any(line.startswith("result ") for line in process.stdout)
-        over.set()
-        sampler.join()
-    return peak[0] - before if answered else None
+class _Peak:
+    """Watches a process and its children from a thread."""
+
+    def __init__(self, pid: int) -> None:
+        self.bytes = 0
+        self._pid = pid
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._sample)
+
+    def __enter__(self) -> _Peak:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _sample(self) -> None:
+        while not self._over.wait(_EVERY_S):
+            self.bytes = max(self.bytes, _proportional(self._pid))
 
 
 def _proportional(pid: int) -> int:
