@@ -97,6 +97,9 @@ def _arm() -> None:
 
     inject._event = event
     _see_os_open(inject)
+    if "CKPT_CHAOS_CRASH_AT" in os.environ:
+        # The harness tells only the rank that is to crash where; `arm_from_env` would take rank 0 for that one.
+        os.environ["CKPT_CHAOS_CRASH_RANK"] = os.environ.get("RANK", "0")
     arm_from_env(int(os.environ.get("RANK", "0")), lazy=True)
 
 
