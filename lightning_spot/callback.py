@@ -71,7 +71,7 @@ class SpotCallback(*_BASES):  # type: ignore[misc]
         if any(_compat.early_exit(callback) for callback in capture.tuners(trainer)):
             return  # Tuner.lr_find(...): it tries and leaves, nothing is trained
         _compat.check_version(_compat.package_of(trainer), _compat.version_of(trainer))
-        self._move_last(trainer)
+        self._move_first(trainer)
         fit = Fit(trainer, pl_module, fits.resolve_run(self.run), self.settings)
         self._fit = fit
         try:
@@ -84,9 +84,12 @@ class SpotCallback(*_BASES):  # type: ignore[misc]
         """Of several instances (configuration and environment) the first is the one that acts."""
         return any(c is not self and isinstance(c, SpotCallback) and c._fit is not None for c in trainer.callbacks)
 
-    def _move_last(self, trainer: Any) -> None:
-        """Behind the callbacks of `configure_callbacks`, an averaging of weights above all, and checkpoints."""
-        trainer.callbacks = [*(c for c in trainer.callbacks if c is not self), self]
+    def _move_first(self, trainer: Any) -> None:
+        """Before the others: staging has to be over before one of them changes a weight.
+
+        Saving needs no place among them, it comes after all.
+        """
+        trainer.callbacks = [self, *(c for c in trainer.callbacks if c is not self)]
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         if self._fit is not None:

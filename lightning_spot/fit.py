@@ -79,6 +79,7 @@ class Fit:
         self._patches.around(trainer.strategy, "load_checkpoint", self._around_load)
         seed = trainer.strategy.broadcast(torch.initial_seed() % 2**62)
         self._loaders = Loaders(trainer, seed)
+        self._patches.around(trainer.fit_loop, "setup_data", self._loaders.around_setup)
         self._patches.around(trainer.strategy, "process_dataloader", self._loaders.around_process)
         self._patches.around(trainer.strategy, "on_train_start", self._around_train_start)
         self._patches.around(trainer.strategy, "on_train_end", self._around_train_end)

@@ -29,13 +29,29 @@ class Loaders:
         self.seed = seed
         self.made = 0
         self._views: list[ResumableView] = []
+        self._inside = False
+
+    def around_setup(self, setup: Callable[..., Any]) -> Callable[..., Any]:
+        """For `fit_loop.setup_data`: only what is processed inside of it are training loaders.
+
+        (The trainer's stage does not tell: BatchSizeFinder sets up validation loaders while it says "training".)
+        """
+
+        def setup_data() -> None:
+            self._inside = True
+            try:
+                setup()
+            finally:
+                self._inside = False
+
+        return setup_data
 
     def around_process(self, process: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """For `Strategy.process_dataloader`, which has seen all of Lightning's own changes to the loader."""
 
         def process_dataloader(dataloader: Any) -> Any:
             dataloader = process(dataloader)
-            if self._trainer.training:
+            if self._inside:
                 return self._wrap(dataloader)
             if isinstance(dataloader, DataLoader):
                 _compat.seed_workers(self._trainer, dataloader)

@@ -91,6 +91,10 @@ class Net(pl.LightningModule):
         self.losses: list[float] = []
         self.events: list[tuple[Any, ...]] = []
 
+    def on_train_start(self) -> None:
+        # Drawn at every start, by user code: it must not move what the training draws.
+        random.random(), np.random.rand(), torch.rand(3)
+
     def loss(self, batch: Any) -> Tensor:
         x, ids = batch
         self.ids.append(ids.tolist())

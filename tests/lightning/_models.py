@@ -7,8 +7,9 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
-from ._harness import SAMPLES, Net
+from ._harness import SAMPLES, Net, Samples
 
 
 class Manual(Net):
@@ -78,7 +79,8 @@ class TargetNetwork(Net):
                 mine.lerp_(theirs, 0.25)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        return super().training_step(batch, batch_idx) + 0.01 * self.calls * self.target(batch[0]).detach().mean()
+        weight = 1 + 0.01 * self.calls + 0.1 * self.target(batch[0]).detach().mean()
+        return super().training_step(batch, batch_idx) * weight
 
 
 class Two(Net):
@@ -100,6 +102,17 @@ class Searching(Net):
 
     def configure_optimizers(self) -> Any:
         return torch.optim.Adam(self.parameters(), lr=self.lr)
+
+
+class Sizing(Net):
+    """Makes its own loader, of a batch size that BatchSizeFinder finds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.batch_size = 2
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(Samples(), batch_size=self.batch_size, shuffle=True)
 
 
 class WithHyperparameters(Net):

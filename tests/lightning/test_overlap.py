@@ -19,7 +19,7 @@ from ._models import Manual
 def events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: Any, **options: Any) -> list[str]:
     """What happened in three steps, each of which is saved."""
     fits._returned.clear()
-    happened: list[str] = []
+    happened: list[str] = options.pop("happened", [])
     save, wait_staged = Session.save, Session.wait_staged
 
     def watched_save(self: Session, step: int, **keyword: Any) -> None:
@@ -44,7 +44,7 @@ def events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: Any, **optio
 
     spot = SpotCallback(tmp_path / "run", "1 steps", sources="none", writer="thread")
     trainer = pl.Trainer(max_steps=-1, max_epochs=1, limit_train_batches=3, limit_val_batches=0,
-                         callbacks=[Watch(), spot, *options.pop("callbacks", ())], **SILENT)  # fmt: skip
+                         callbacks=[Watch(), *options.pop("callbacks", ()), spot], **SILENT)  # fmt: skip
     trainer.fit(module, plain())
     return happened
 
@@ -68,6 +68,23 @@ def test_waits_before_the_optimizer_and_not_earlier(tmp_path: Path, monkeypatch:
     assert changes_while_staging(happened) == []
     first = happened.index("save")
     assert happened[first : first + 3] == ["save", "batch", "wait"]  # the batch begins while tensors are being copied
+
+
+class Noise(pl.Callback):
+    """Changes weights just before the optimizer does."""
+
+    def __init__(self, happened: list[str]) -> None:
+        self.happened = happened
+
+    def on_before_optimizer_step(self, *args: Any) -> None:
+        self.happened.append("step")
+
+
+def test_waits_before_other_callbacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    happened: list[str] = []
+    events(tmp_path, monkeypatch, Net(), callbacks=[Noise(happened)], happened=happened)
+    assert happened.count("save") >= 2
+    assert changes_while_staging(happened) == []
 
 
 @pytest.mark.parametrize("raw", [False, True])

@@ -18,6 +18,7 @@ from ._models import (
     OneCycle,
     Plateau,
     Searching,
+    Sizing,
     TargetNetwork,
     Two,
     Unfreeze,
@@ -27,10 +28,10 @@ from ._models import (
 cb = pl.callbacks
 
 
-def several(mode: str, first: Callable[[], Any] = plain) -> Callable[[], Any]:
+def several(mode: str, first: Callable[[], Any] = plain, short: int = 12) -> Callable[[], Any]:
     def make() -> CombinedLoader:
-        short = DataLoader(Samples(12), batch_size=4, shuffle=True)
-        return CombinedLoader({"a": first(), "b": short}, mode)
+        second = DataLoader(Samples(short), batch_size=4, shuffle=True)
+        return CombinedLoader({"a": first(), "b": second}, mode)
 
     return make
 
@@ -79,6 +80,9 @@ SCENARIOS: dict[str, tuple[Job, tuple[int, ...], tuple[int, ...]]] = {
     "loaders, longest": (Job(module=Two, loader=several("max_size")), (5,), (3, 8, 9)),
     "loaders, shortest": (Job(module=Two, loader=several("min_size")), (2, 3), (1, 4, 5)),
     "loaders, one without length": (Job(module=Two, loader=several("max_size_cycle", stream)), (5, 8), (3, 9)),
+    "loaders, one without length, one passed": (
+        Job(module=Two, loader=several("max_size_cycle", stream, short=20)), (6,), (3, 8, 9),
+    ),
     "loaders reloaded": (Job(trainer={"reload_dataloaders_every_n_epochs": 2, "max_epochs": 4}), (12,), (8, 16, 20)),
     "early stopping": (Job(callbacks=impatient, validation=True, trainer={"max_epochs": 6}), (9,), (3, 8)),
     "part of the batches": (Job(trainer={"limit_train_batches": 5}), (5,), (3, 6, 9)),
@@ -92,6 +96,16 @@ SCENARIOS: dict[str, tuple[Job, tuple[int, ...], tuple[int, ...]]] = {
         Job(module=Searching, callbacks=lambda: [cb.LearningRateFinder(num_training_steps=5)]), (3,), (8, 9),
     ),
 }
+SCENARIOS["batch size finder"] = (
+    Job(
+        module=Sizing,
+        loader=lambda: None,
+        validation=True,
+        callbacks=lambda: [cb.BatchSizeFinder(steps_per_trial=1, max_trials=2)],
+    ),
+    (3,),
+    (4,),
+)
 FAST = [(name, step) for name, (_, steps, _) in SCENARIOS.items() for step in steps]
 SLOW = [(name, step) for name, (_, _, steps) in SCENARIOS.items() for step in steps]
 
