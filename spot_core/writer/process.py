@@ -52,7 +52,7 @@ class ProcessBackend:
         with theirs:
             self._wire = Wire(ours)
             self._process = _spawn(theirs.fileno())
-        self._outbox: queue.SimpleQueue[tuple[int, WriteJob] | None] = queue.SimpleQueue()
+        self._outbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._reader = threading.Thread(target=self._read, name="spot-writer-replies", daemon=True)
         self._reader.start()
         # A thread that waits, not one per job: the trainer would wait for its start.
@@ -76,7 +76,7 @@ class ProcessBackend:
 
     def submit(self, number: int, job: WriteJob) -> None:
         self._job = number
-        self._outbox.put((number, job))
+        self._outbox.put(lambda: self._send(number, job))
 
     def ring(self) -> None:
         """Tell the writer that the watermark moved. A writer that is gone shows in its job's end, not here."""
@@ -84,8 +84,8 @@ class ProcessBackend:
             self._wire.send("staged")
 
     def abort(self, why: str) -> None:
-        with contextlib.suppress(OSError):
-            self._wire.send("abort", why=why)
+        """Tell the writer that the snapshot will never be whole; behind the job, which it would not know otherwise."""
+        self._outbox.put(lambda: self._send_abort(why))
 
     def kill(self) -> None:
         """End it now, whatever it is doing; its job ends in an error."""
@@ -106,8 +106,12 @@ class ProcessBackend:
         self._wire.close()
 
     def _send_jobs(self) -> None:
-        while (work := self._outbox.get()) is not None:
-            self._send(*work)
+        while (send := self._outbox.get()) is not None:
+            send()
+
+    def _send_abort(self, why: str) -> None:
+        with contextlib.suppress(OSError):
+            self._wire.send("abort", why=why)
 
     def _send(self, number: int, job: WriteJob) -> None:
         try:

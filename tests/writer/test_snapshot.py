@@ -244,3 +244,12 @@ def test_an_index_that_cannot_be_written_fails_the_save(
     assert store.stat(where.blob_key) is None
     future, _ = save(client, stager, plan_of([torch.zeros(10)]), (), 2)
     assert future.result(WAIT).blob is not None
+
+
+def test_a_snapshot_that_fails_while_its_job_is_on_the_way(client: WriterClient, store: Store) -> None:
+    """The job's index is still being encoded when the failure is told: the writer must hear of it after the job."""
+    client.arm(10)
+    future = client.submit(WriteJob(0, target(1), 10, {"tree": list(range(300_000))}))
+    client.fail_staging("device lost")
+    with pytest.raises(SaveError, match="device lost"):
+        future.result(WAIT)
