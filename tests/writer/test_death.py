@@ -197,9 +197,10 @@ def test_a_writer_killed_between_saves_is_replaced_without_losing_one(store: Sto
     client = WriterClient.start(store)
     try:
         for step in range(1, 4):
-            process = psutil.Process(client.pid)
-            process.kill()
-            wait_until(lambda process=process: gone(process))
+            pid = client.pid
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+            wait_until(lambda pid=pid: not psutil.pid_exists(pid))  # all of its threads, not only the first
             slab = client.arm(5)
             slab.data[:5] = b"hello"
             future = client.submit(WriteJob(0, target(step), 5, {}))
