@@ -27,6 +27,8 @@ from spot_core.run import Writer
 
 log = logging.getLogger(__name__)
 
+_JOIN_S = 5.0
+
 
 @dataclass(frozen=True)
 class Patience:
@@ -121,8 +123,15 @@ class Committer:
         for thread in self._threads:
             thread.join(max(0.0, end - self._clock.monotonic()))
         self._cancel.set()
+
+    def join(self) -> None:
+        """Wait for what ends once `close` was called and the writer is closed too.
+
+        A thread that is inside torch's store when the interpreter exits aborts the process (C++ `terminate`).
+        """
+        end = self._clock.monotonic() + _JOIN_S
         for thread in self._threads:
-            thread.join(1.0)
+            thread.join(max(0.0, end - self._clock.monotonic()))
 
     def _run(self, flight: Flight, part: Future[Part] | SpotError, staged: threading.Event) -> None:
         try:

@@ -427,6 +427,8 @@ class Session:
         if self._lead is not None:
             self._lead.committer.close(close_s)
         live.close(close_s if self._lead is None else 0.0)
+        if self._lead is not None:
+            self._lead.committer.join()
 
     def _left_s(self) -> float:
         """Seconds that saving may still take; the writing bound when no notice named a deadline."""
