@@ -34,6 +34,7 @@ class LocalStore:
         self.uri = str(self.root)
         self.storage_options: Mapping[str, Any] = {}
         self.capabilities = Capabilities(put_if_absent=True, reopenable=True)
+        self._anchored = False  # the root's name, and those of its ancestors, are known to be on disk
 
     def put_if_absent(self, key: str, data: bytes) -> None:
         with self._errors("create", key):
@@ -133,9 +134,12 @@ class LocalStore:
     def _prepare(self, key: str) -> Path:
         path = self._path(key)
         if not path.parent.is_dir():
+            self._anchored &= self.root.is_dir()
             path.parent.mkdir(parents=True, exist_ok=True)
-            # The root's own ancestors may be new as well: their names must survive too.
+        if not self._anchored:
+            # The root's own ancestors may be new as well: their names must survive too. Once is enough.
             _sync_chain(self.root, Path(self.root.anchor))
+            self._anchored = True
         return path
 
     def _write_temporary(self, path: Path, data: bytes) -> Path:

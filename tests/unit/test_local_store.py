@@ -119,15 +119,23 @@ def test_the_file_and_every_folder_up_to_the_root_are_synced(
 
     monkeypatch.setattr(os, "fsync", fsync)
     value: Any = BytesSource(b"1", 4096) if verb == "put_blob" else b"1"
-    getattr(LocalStore(root), verb)("g/1/a", value)
+    store = LocalStore(root)
+    getattr(store, verb)("g/1/a", value)
     folders = [str(root / "g" / "1"), str(root / "g"), str(root)]
     assert synced[-3:] == folders
     assert str(root.parent) in synced, "the root's own name must survive too"
     assert str(root / "g" / "1") == os.path.dirname(synced[-4])
     synced.clear()
-    getattr(LocalStore(root), verb)("g/1/b", value)
+    getattr(store, verb)("g/1/b", value)
     assert synced[-3:] == folders
-    assert len(synced) == 4
+    assert len(synced) == 4, "what lies above the root is synced once, not at every save"
+    synced.clear()
+    getattr(store, verb)("g/2/a", value)
+    assert str(root.parent) not in synced
+    assert synced[-3:] == [str(root / "g" / "2"), *folders[1:]]
+    synced.clear()
+    getattr(LocalStore(root), verb)("g/1/c", value)
+    assert str(root.parent) in synced, "another process may have made the root and not synced it yet"
 
 
 def test_a_file_system_without_folder_sync_is_borne(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
