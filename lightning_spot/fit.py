@@ -59,13 +59,15 @@ class Fit:
                 "trains in processes that begin in the middle of the script and cannot tell which of its fits this is.",
                 hint='Use strategy="ddp", with Lightning\'s own launcher or torchrun.',
             )
+        self._plugin = trainer.strategy.checkpoint_io
+        if isinstance(self._plugin, SpotCheckpointIO):
+            self._plugin.check_strategy(trainer.strategy)
         if trainer.strategy.restore_checkpoint_after_setup:
             raise ConfigError(
                 f"SpotCallback does not support {type(trainer.strategy).__name__}: it shards the model, and sharded "
                 "models are not resumed by this version.",
                 hint='Use strategy="ddp" or a single device.',
             )
-        self._plugin = trainer.strategy.checkpoint_io
         dirpaths = [str(c.dirpath) for c in trainer.checkpoint_callbacks if getattr(c, "dirpath", None)]
         fits.check_folder(self._run_name, dirpaths)
         if trainer.is_global_zero and any(
