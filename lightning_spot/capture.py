@@ -96,6 +96,19 @@ def stable_tensors(trainer: Any, shared: dict[str, Any]) -> list[Tensor]:
     return [*module.parameters(), *_tensors(shared.get("optimizer_states"))]
 
 
+def expected_bytes(trainer: Any, module: Any) -> int:
+    """About what this rank's snapshot will take, before the first one: its memory is checked and taken at the start.
+
+    Optimizers make their state at their first step; until then two tensors for each parameter are assumed (Adam).
+    Ranks share what is replicated.
+    """
+    parameters = sum(parameter.nbytes for parameter in module.parameters())
+    trained = sum(parameter.nbytes for parameter in module.parameters() if parameter.requires_grad)
+    buffers = sum(buffer.nbytes for buffer in module.buffers())
+    optimizers = sum(tensor.nbytes for optimizer in trainer.optimizers for tensor in _tensors(dict(optimizer.state)))
+    return (parameters + (optimizers or 2 * trained)) // int(trainer.world_size) + buffers
+
+
 def _tensors(value: Any) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         yield value

@@ -160,7 +160,7 @@ class Fit:
         trainer, session = self._trainer, self._open_session
         if self._loaders is not None:
             self._loaders.training_starts()
-        session.start()
+        session.start(state_bytes=capture.expected_bytes(trainer, self._module))
         if self._restored is None:
             self._step = int(trainer.global_step)
         else:
