@@ -99,12 +99,17 @@ def test_workers_outlive_signals_to_the_group_and_the_data_is_whole(trainer, met
 
 
 def test_without_protection_the_same_signal_ends_the_training(trainer):
+    """What the trainer dies of is a race: torch's handler of SIGCHLD, or a queue whose other end is gone."""
     one = trainer("fork", protected=False)
     one.workers()
     one.signal_group()
     one.go()
-    assert one.process.wait(60) == 1
-    assert "is killed by signal: Terminated" in one.process.stderr.read()
+    said, complaint = one.process.communicate(timeout=60)
+    assert one.process.returncode == 1
+    assert "Traceback" in complaint
+    assert os.path.join("torch", "utils", "data") in complaint
+    assert "seen" not in said
+    assert "end" not in said
 
 
 @pytest.mark.parametrize("method", METHODS)
