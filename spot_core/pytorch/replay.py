@@ -87,12 +87,10 @@ class DirectView(ResumableView):
         return {"kind": type(self).__name__, "pass": 0, "loader": self._loader.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        if state.get("ended"):
-            return
-        if state["kind"] == type(self).__name__:
+        state = _as_place(self, state)
+        self._check_kind(state)
+        if not state.get("ended") and state["kind"] == type(self).__name__:
             self._loader.load_state_dict(state["loader"])
-        else:
-            self._other_kind(state)
 
 
 class StatefulView(ResumableView):
@@ -100,6 +98,9 @@ class StatefulView(ResumableView):
 
     Without this the state of a loader that is read one batch ahead names a place one batch too far.
     """
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(_as_place(self, state))
 
     def _open(self) -> Iterator[Any]:
         state = self._take_pending()
@@ -117,6 +118,11 @@ class StatefulView(ResumableView):
 
     def _place(self) -> dict[str, Any]:
         return {"kind": type(self).__name__, "pass": 0, "loader": _frozen(self._loader.state_dict())}
+
+
+def _as_place(view: ResumableView, state: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A state without a kind is the loader's own: of a checkpoint that was made without a view."""
+    return state if "kind" in state else {"kind": type(view).__name__, "pass": 0, "loader": state}
 
 
 def _iterator(loader: Any) -> Iterator[Any]:

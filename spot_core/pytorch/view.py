@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from spot_core.errors import ResumeMismatchError
 from spot_core.pytorch.streams import CpuRng, isolated
 
-log = logging.getLogger(__name__)
+_WHAT = {
+    "IndexedView": "a DataLoader of a map-style data set (placed by index)",
+    "ReplayView": "a loader without an index (read again up to the place)",
+    "DirectView": "a loader with a state_dict of its own and a length",
+    "StatefulView": "a loader with a state_dict of its own and no length",
+}
+"""Kinds of views, by class name, as the user knows them."""
 
 _HISTORY = 4  # places kept: a trainer fetches at most a batch or two ahead of the one it trains on
 
@@ -92,23 +98,33 @@ class ResumableView:
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The next `iter` goes on from this place; with `ended` set, at the beginning of the pass after it."""
+        """The next `iter` goes on from this place; with `ended` set, at the beginning of the pass after it.
+
+        Raises ResumeMismatchError for a place inside a pass of a loader of another kind.
+        """
+        self._check_kind(state)
         self._pending = dict(state)
         rng = state.get("rng_before_next")
         self._reseed = None if rng is None else CpuRng.from_state(rng)
 
     def _take_pending(self) -> Mapping[str, Any] | None:
+        """The place to open at. Of another kind's only the number of the pass can be used, at a pass's beginning."""
         pending, self._pending = self._pending, None
-        if pending is not None and pending["kind"] != type(self).__name__:
-            self._other_kind(pending)
-            return None
-        return pending
+        if pending is None or pending["kind"] == type(self).__name__:
+            return pending
+        return {**pending, "ended": True} if pending["pass"] >= 0 and "seed" in pending else None
 
-    def _other_kind(self, state: Mapping[str, Any]) -> None:
-        log.warning(
-            "the loader is of another kind than the one whose place was saved (%s, now %s): its data start over",
-            state["kind"],
-            type(self).__name__,
+    def _check_kind(self, state: Mapping[str, Any]) -> None:
+        saved, mine = str(state.get("kind", "unknown")), type(self).__name__
+        # Between two passes nothing of the coming one was seen: any loader may serve it.
+        if saved == mine or state.get("ended") or state.get("pass", 0) < 0:
+            return
+        raise ResumeMismatchError(
+            f"The place in the data was saved for {_WHAT.get(saved, 'a loader that is not known here')}, and the "
+            f"loader is now a {type(self._loader).__name__}, {_WHAT[mine]}: it cannot be put at that place, and "
+            "beginning again would train on samples of this epoch twice.",
+            hint="Give the kind of loader and data set that the run was started with; to change it, start a run of its "
+            "own (another run folder) from exported weights.",
         )
 
     def _identity(self) -> dict[str, Any]:

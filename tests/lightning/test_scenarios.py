@@ -11,6 +11,8 @@ import pytest
 from lightning.pytorch.utilities import CombinedLoader
 from torch.utils.data import DataLoader
 
+from spot_core.errors import ResumeMismatchError
+
 from ._harness import Job, Samples, assert_continues, assert_equal, plain, stateful, stateful_stream, stream
 from ._models import (
     Averaged,
@@ -157,3 +159,14 @@ def test_the_found_learning_rate_is_kept(tmp_path: Path) -> None:
     assert_equal(lives[-1].module.lr, control.module.lr, "lr")
     finders = [c for c in lives[-1].trainer.callbacks if isinstance(c, cb.LearningRateFinder)]
     assert finders == []
+
+
+@pytest.mark.parametrize(("before", "after"), [(plain, stream), (stream, stateful), (stateful, plain)])
+def test_a_loader_of_another_kind_is_refused(
+    before: Callable[[], Any], after: Callable[[], Any], tmp_path: Path
+) -> None:
+    """Its data would begin again inside the epoch. Nothing is trained, and the run goes on with the loader it had."""
+    assert Job(loader=before).start(tmp_path, every="3 steps", kill=3).killed
+    with pytest.raises(ResumeMismatchError, match="run was started with"):
+        Job(loader=after).start(tmp_path)
+    assert len(Job(loader=before).start(tmp_path).module.ids) == 13

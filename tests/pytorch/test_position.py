@@ -18,6 +18,7 @@ from torch.utils.data import (
     get_worker_info,
 )
 
+from spot_core.errors import ResumeMismatchError
 from spot_core.pytorch._private import iterates_plainly, kept_iterator
 from spot_core.pytorch.position import resumable
 from spot_core.pytorch.sampling import GlobalSampler
@@ -236,13 +237,64 @@ def test_the_place_counts_samples() -> None:
     assert (place["pass"], place["batches"], place["samples"], place["offset"]) == (0, 6, COUNT, 2 * COUNT)
 
 
-def test_a_place_of_another_kind_starts_over(caplog: pytest.LogCaptureFixture) -> None:
-    _, place = run(resumable([torch.tensor([1]), torch.tensor([2])], seed=9), 1, 1)
-    view = resumable(loader(), seed=9)
-    view.load_state_dict(place)
-    seen, _ = run(view, 1)
-    assert len(seen) == 6
-    assert "another kind" in caplog.text
+class Own:
+    """A loader with a state of its own, with or without a length."""
+
+    def __init__(self, length: int | None) -> None:
+        self.at = 0
+        if length is not None:
+            self.__class__ = type("Sized", (Own,), {"__len__": lambda self: length})
+
+    def __iter__(self) -> Iterator[Any]:
+        while self.at < 7:
+            self.at += 1
+            yield torch.tensor([self.at])
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.at = state["at"]
+
+
+KINDS: dict[str, Callable[[], Any]] = {
+    "IndexedView": lambda: loader(shuffle=True),
+    "ReplayView": lambda: DataLoader(Stream(), batch_size=4),
+    "DirectView": lambda: Own(7),
+    "StatefulView": lambda: Own(None),
+}
+
+
+@pytest.mark.parametrize("now", KINDS)
+@pytest.mark.parametrize("saved", KINDS)
+def test_a_place_inside_a_pass_of_another_kind_is_refused(saved: str, now: str) -> None:
+    """Starting the data over would show samples of the epoch twice."""
+    _, place = run(resumable(KINDS[saved](), seed=9), 1, 2)
+    assert place["kind"] == saved
+    view = resumable(KINDS[now](), seed=9)
+    if saved == now:
+        view.load_state_dict(place)
+        return
+    with pytest.raises(ResumeMismatchError, match=r"cannot be put at that place.*run was started with"):
+        view.load_state_dict(place)
+    view.load_state_dict({**place, "ended": True})  # between passes nothing is seen twice
+    assert len(run(view, 1)[0]) == len(run(resumable(KINDS[now](), seed=9), 1)[0])
+
+
+@pytest.mark.parametrize("length", [7, None])
+def test_a_loaders_own_state_is_taken_as_it_is(length: int | None) -> None:
+    """Of a checkpoint made before there was a view."""
+    view = resumable(Own(length), seed=9)
+    view.load_state_dict({"at": 5})
+    assert [batch.tolist() for batch in view] == [[6], [7]]
+
+
+def test_another_kind_goes_on_with_the_next_pass() -> None:
+    control, _ = run(resumable(loader(shuffle=True), seed=9), 2)
+    _, place = run(resumable(DataLoader(Stream(), batch_size=4), seed=9), 1)
+    view = resumable(loader(shuffle=True), seed=1)
+    view.load_state_dict({**place, "ended": True})
+    assert [batch[0] for batch in run(view, 1)[0]] == [batch[0] for batch in control[6:]]
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
