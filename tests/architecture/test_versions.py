@@ -38,12 +38,13 @@ def test_what_the_tests_need_is_pinned() -> None:
     needed = {
         canonicalize_name(item.name)
         for item in _requirements()
-        if item.marker is None or item.marker.evaluate({"extra": "dev"}) or item.marker.evaluate({"extra": "lightning"})
+        if item.marker is None
+        or any(item.marker.evaluate({"extra": extra}) for extra in ("dev", "lightning", "accelerate"))
     }
     assert sorted(needed - set(_pins())) == []
 
 
-@pytest.mark.parametrize("name", ["torch", "lightning", "fsspec", "typer", "ckpt-chaos"])
+@pytest.mark.parametrize("name", ["torch", "lightning", "accelerate", "fsspec", "typer", "ckpt-chaos"])
 def test_the_tested_version_is_the_installed_one(name: str) -> None:
     installed = Version(metadata.version(name))
     assert installed.public == str(_pins()[name])
