@@ -11,8 +11,8 @@ from __future__ import annotations
 from typing import Any
 
 from lightning_spot import _compat
-from lightning_spot._patches import Patches
 from spot_core.clock import SYSTEM_CLOCK
+from spot_core.patches import Patches
 from spot_core.pytorch.session import Session
 from spot_core.signals import Notice, NoticeKind
 

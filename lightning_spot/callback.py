@@ -6,9 +6,10 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from lightning_spot import _compat, capture, fits
+from lightning_spot import _compat, capture
 from lightning_spot.fit import Fit
 from spot_core.config import Settings
+from spot_core.pytorch import fits
 
 _BASES = _compat.callback_bases()
 

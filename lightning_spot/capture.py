@@ -6,15 +6,13 @@ running metrics, buffers, validation due or not, counters kept outside of the lo
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterator
 from typing import Any
 
 from torch import Tensor
 
 from lightning_spot import _compat, progress
 from spot_core.clock import SYSTEM_CLOCK
-from spot_core.pytorch import rng
+from spot_core.pytorch import modules, nested, rng
 
 DROPPABLE = ("hyper_parameters", "datamodule_hyper_parameters")
 """Keys that a resume does not need, and that may hold objects which only pickle can express."""
@@ -39,8 +37,8 @@ def capture(trainer: Any, module: Any, *, at_batch_end: bool) -> tuple[dict[str,
     local = {
         "checkpoint": checkpoint,
         "rng": rng.capture(),
-        "buffers": _buffers(module, shared["state_dict"], trainer.world_size),
-        "modes": modes(module),
+        "buffers": modules.buffers(module, shared["state_dict"], trainer.world_size),
+        "modes": modules.modes(module),
         "metrics": _compat.metric_state(trainer, module),
         "clocks": _compat.clocks(trainer, SYSTEM_CLOCK.monotonic()),
         "should_stop": bool(trainer.should_stop),
@@ -49,35 +47,6 @@ def capture(trainer: Any, module: Any, *, at_batch_end: bool) -> tuple[dict[str,
         "tuned": tuned_values(trainer, module),
     }
     return shared, local
-
-
-def _buffers(module: Any, saved: dict[str, Any], world_size: int) -> dict[str, Tensor]:
-    """Buffers that are not in the module's state, and with several ranks all: each rank's forward has its own."""
-    return {name: buffer for name, buffer in module.named_buffers() if world_size > 1 or name not in saved}
-
-
-def modes(module: Any) -> dict[str, list[str]]:
-    """Names of frozen parameters, of parts in eval mode and of norms without running statistics.
-
-    Callbacks change them at the start of an epoch (BackboneFinetuning unfreezes); a resumed epoch has no start.
-    """
-    parts = list(module.named_modules())
-    return {
-        "frozen": [name for name, parameter in module.named_parameters() if not parameter.requires_grad],
-        "eval": [name for name, part in parts if not part.training],
-        "untracked": [name for name, part in parts if getattr(part, "track_running_stats", True) is False],
-    }
-
-
-def set_modes(module: Any, saved: dict[str, list[str]]) -> None:
-    frozen, eval_, untracked = (set(saved[key]) for key in ("frozen", "eval", "untracked"))
-    for name, parameter in module.named_parameters():
-        if parameter.requires_grad is (name in frozen):
-            parameter.requires_grad_(name not in frozen)
-    for name, part in module.named_modules():
-        part.training = name not in eval_
-        if hasattr(part, "track_running_stats"):
-            part.track_running_stats = name not in untracked
 
 
 def stable_tensors(trainer: Any, shared: dict[str, Any]) -> list[Tensor]:
@@ -93,42 +62,7 @@ def stable_tensors(trainer: Any, shared: dict[str, Any]) -> list[Tensor]:
     swapping = ("WeightAveraging", "StochasticWeightAveraging", "ModelPruning")
     if any(_compat.is_instance(trainer, callback, *swapping) for callback in trainer.callbacks):
         return []
-    return [*module.parameters(), *_tensors(shared.get("optimizer_states"))]
-
-
-def expected_bytes(trainer: Any, module: Any) -> int:
-    """About what this rank's snapshot will take, before the first one: its memory is checked and taken at the start.
-
-    Optimizers make their state at their first step; until then two tensors for each parameter are assumed (Adam).
-    Ranks share what is replicated.
-    """
-    parameters = sum(parameter.nbytes for parameter in module.parameters())
-    trained = sum(parameter.nbytes for parameter in module.parameters() if parameter.requires_grad)
-    buffers = sum(buffer.nbytes for buffer in module.buffers())
-    optimizers = sum(tensor.nbytes for optimizer in trainer.optimizers for tensor in _tensors(dict(optimizer.state)))
-    return (parameters + (optimizers or 2 * trained)) // int(trainer.world_size) + buffers
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from _tensors(item)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _tensors(item)
-
-
-def frozen(value: Any) -> Any:
-    """A copy that later events cannot change; tensors lose their graph."""
-    if isinstance(value, Tensor):
-        return value.detach().clone()
-    if type(value) is dict:
-        return {key: frozen(item) for key, item in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(frozen(item) for item in value)
-    return copy.deepcopy(value)
+    return [*module.parameters(), *nested.tensors(shared.get("optimizer_states"))]
 
 
 def tuners(trainer: Any) -> list[Any]:

@@ -9,15 +9,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from lightning_spot import _compat, capture, fits
-from lightning_spot._patches import Patches
+from lightning_spot import _compat, capture
 from lightning_spot._stopping import Stopping
 from lightning_spot.checkpoint_io import SpotCheckpointIO
 from lightning_spot.loaders import Loaders
 from lightning_spot.restore import Restored
 from spot_core.config import Settings
 from spot_core.errors import ConfigError
+from spot_core.patches import Patches
 from spot_core.policy import Decision, Kind
+from spot_core.pytorch import fits, modules, nested
 from spot_core.pytorch.session import Session
 from spot_core.run import Run
 
@@ -69,7 +70,7 @@ class Fit:
                 hint='Use strategy="ddp" or a single device.',
             )
         dirpaths = [str(c.dirpath) for c in trainer.checkpoint_callbacks if getattr(c, "dirpath", None)]
-        fits.check_folder(self._run_name, dirpaths)
+        fits.check_folder(self._run_name, dirpaths, "ModelCheckpoint", "dirpath")
         if trainer.is_global_zero and any(
             _compat.is_instance(trainer, callback, "StochasticWeightAveraging") for callback in trainer.callbacks
         ):
@@ -124,7 +125,7 @@ class Fit:
             world_size=trainer.world_size,
             group=self._group,
             meta=self._meta,
-            check=lambda manifest: fits.check_same(manifest, self.uri, self._model),
+            check=lambda manifest: fits.check_same(manifest, self.uri, self._model, "lightning", "SpotCallback"),
         )
         resumed = self._session.resume()
         self._restored = None if resumed is None else Restored(resumed)
@@ -160,7 +161,7 @@ class Fit:
         trainer, session = self._trainer, self._open_session
         if self._loaders is not None:
             self._loaders.training_starts()
-        session.start(state_bytes=capture.expected_bytes(trainer, self._module))
+        session.start(state_bytes=modules.expected_bytes(self._module, trainer.optimizers, trainer.world_size))
         if self._restored is None:
             self._step = int(trainer.global_step)
         else:
@@ -224,7 +225,7 @@ class Fit:
         """Keep what validation changes; parameters it does not change, unless weights are exchanged for it."""
         shared, local = self._capture(at_batch_end=True)
         if "current_model_state" not in shared:
-            self._held = shared, capture.frozen(local)
+            self._held = shared, nested.frozen(local)
 
     def _capture(self, *, at_batch_end: bool) -> tuple[dict[str, Any], dict[str, Any]]:
         trainer, module = self._trainer, self._module

@@ -6,12 +6,10 @@ import copy
 import logging
 from typing import Any
 
-import torch
-
-from lightning_spot import _compat, capture, fits, progress
+from lightning_spot import _compat, progress
 from spot_core.clock import SYSTEM_CLOCK
 from spot_core.errors import TopologyError
-from spot_core.pytorch import rng
+from spot_core.pytorch import fits, modules, rng
 from spot_core.pytorch.session import Resumed
 
 log = logging.getLogger(__name__)
@@ -66,11 +64,8 @@ class Restored:
         rng.restore(local["rng"])
 
     def _buffers_and_gradients(self, module: Any) -> None:
-        buffers, parameters = dict(module.named_buffers()), dict(module.named_parameters())
-        with torch.no_grad():
-            for name, saved in self.local["buffers"].items():
-                if name in buffers and buffers[name].shape == saved.shape:
-                    buffers[name].copy_(saved)
+        modules.set_buffers(module, self.local["buffers"])
+        parameters = dict(module.named_parameters())
         for name, saved in self.local["gradients"].items():
             parameters[name].grad = saved.to(parameters[name].device)
 
@@ -80,7 +75,7 @@ class Restored:
             _compat.end_epoch_data(trainer, self._places)
         else:
             _compat.set_cycle_flags(trainer, local["cycle"])
-        capture.set_modes(module, local["modes"])
+        modules.set_modes(module, local["modes"])
         _compat.restore_metric_state(trainer, module, local["metrics"])
         trainer.should_stop = trainer.should_stop or local["should_stop"]
         if local["flags"]["validation_due"]:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
+from spot_core.pytorch import nested
 from spot_core.pytorch._private import iterates_plainly
 from spot_core.pytorch.streams import CpuRng, isolated, mix
 from spot_core.pytorch.view import ResumableView
@@ -117,7 +118,7 @@ class StatefulView(ResumableView):
         return self._place()
 
     def _place(self) -> dict[str, Any]:
-        return {"kind": type(self).__name__, "pass": 0, "loader": _frozen(self._loader.state_dict())}
+        return {"kind": type(self).__name__, "pass": 0, "loader": nested.frozen(self._loader.state_dict())}
 
 
 def _as_place(view: ResumableView, state: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -127,14 +128,3 @@ def _as_place(view: ResumableView, state: Mapping[str, Any]) -> Mapping[str, Any
 
 def _iterator(loader: Any) -> Iterator[Any]:
     return iter(loader)
-
-
-def _frozen(state: Any) -> Any:
-    """A copy that the loader's next step cannot change."""
-    if isinstance(state, torch.Tensor):
-        return state.clone()
-    if isinstance(state, dict):
-        return {key: _frozen(value) for key, value in state.items()}
-    if isinstance(state, (list, tuple)):
-        return type(state)(_frozen(value) for value in state)
-    return state

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from lightning_spot import SpotCallback, fits
+from lightning_spot import SpotCallback
+from spot_core.pytorch import fits
 
 SAMPLES = 32
 BATCH = 4  # 8 batches per epoch

@@ -8,8 +8,9 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 
-from lightning_spot import ResumableDataModule, SpotCallback, SpotCheckpointIO, _compat, fits
+from lightning_spot import ResumableDataModule, SpotCallback, SpotCheckpointIO, _compat
 from spot_core.errors import ConfigError, ResumeMismatchError
+from spot_core.pytorch import fits
 
 from ._harness import SILENT, Job, Net, plain
 

@@ -11,8 +11,9 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 
-from lightning_spot import SpotCallback, fits, trainer_kwargs
+from lightning_spot import SpotCallback, trainer_kwargs
 from lightning_spot.entrypoint import callbacks
+from spot_core.pytorch import fits
 from spot_core.run import Run
 
 from ._harness import SILENT, Job, Net, assert_equal, plain

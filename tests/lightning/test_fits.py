@@ -11,7 +11,8 @@ import torch
 from lightning.pytorch.tuner import Tuner
 from torch.utils.data import DataLoader
 
-from lightning_spot import SpotCallback, fits
+from lightning_spot import SpotCallback
+from spot_core.pytorch import fits
 from spot_core.run import Run
 
 from ._harness import BATCH, SILENT, Job, KillAfterSave, Killed, Samples, assert_equal, assert_same_state, plain

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_spot import SpotCallback, capture
-from spot_core.pytorch import memory
+from lightning_spot import SpotCallback
+from spot_core.pytorch import memory, modules
 
 from ._harness import SILENT
 
@@ -35,20 +35,15 @@ class Module(pl.LightningModule):
         return torch.optim.Adam([self.trained], lr=0.1)
 
 
-class Trainer:
-    def __init__(self, module: Module, world_size: int) -> None:
-        self.optimizers = [module.configure_optimizers()]
-        self.world_size = world_size
-
-
 def test_the_estimate() -> None:
     module = Module()
-    trainer = Trainer(module, 1)
-    assert capture.expected_bytes(trainer, module) == 4 * (150 + 2 * 100 + 10), "Adam's state is still to come"
+    adam = [module.configure_optimizers()]
+    assert modules.expected_bytes(module, adam, 1) == 4 * (150 + 2 * 100 + 10), "Adam's state is still to come"
     module.trained.grad = torch.ones(100)
-    trainer.optimizers[0].step()
-    assert capture.expected_bytes(trainer, module) == 4 * (150 + 2 * 100 + 1 + 10), "its real state, the step included"
-    assert capture.expected_bytes(Trainer(module, 2), module) == 4 * (150 + 2 * 100) // 2 + 4 * 10, "ranks share"
+    adam[0].step()
+    assert modules.expected_bytes(module, adam, 1) == 4 * (150 + 2 * 100 + 1 + 10), "its real state, the step included"
+    other = [module.configure_optimizers()]
+    assert modules.expected_bytes(module, other, 2) == 4 * (150 + 2 * 100) // 2 + 4 * 10, "ranks share"
 
 
 @pytest.mark.parametrize(("free", "warned"), [(64, True), (1 << 40, False)])

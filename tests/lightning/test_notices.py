@@ -10,8 +10,9 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 
-from lightning_spot import SpotCallback, fits
+from lightning_spot import SpotCallback
 from spot_core.errors import SpotError, StoreError
+from spot_core.pytorch import fits
 from spot_core.run import Run
 from spot_core.store import LocalStore
 

@@ -8,8 +8,9 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 
-from lightning_spot import SpotCallback, fits
+from lightning_spot import SpotCallback
 from lightning_spot.capture import stable_tensors
+from spot_core.pytorch import fits
 from spot_core.pytorch.session import Session
 
 from ._harness import SILENT, Net, plain

@@ -1,8 +1,8 @@
-"""Which folder a fit writes to, and whether what lies there is its own.
+"""Which folder a fit (one training of a script) writes to, and whether what lies there is its own.
 
-A script may fit several times (folds, tune then train). The first fit of the process uses the run itself, the next ones
-`<run>/fit-0001`, `<run>/fit-0002`, ...; a restarted script comes by the same numbers, fits that had finished return at
-once, and no fit loads another one's state.
+A script may train several times (folds, tune then train). The first fit of the process uses the run itself, the next
+ones `<run>/fit-0001`, `<run>/fit-0002`, ...; a restarted script comes by the same numbers, fits that had finished
+return at once, and no fit loads another one's state.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def resolve_run(run: str | os.PathLike[str] | None) -> str:
     given = os.environ.get("SPOT_RUN", "") if run is None else os.fspath(run)
     if not given.strip():
         where = "run=... is empty" if run is not None else "neither run=... nor the variable SPOT_RUN is set"
-        raise ConfigError(f"SpotCallback has no run: {where}.", hint="Give a folder or a URI such as s3://bucket/run1.")
+        raise ConfigError(f"No run to save to: {where}.", hint="Give a folder or a URI such as s3://bucket/run1.")
     return given
 
 
@@ -58,12 +58,15 @@ def plain_name(name: str) -> str:
     return name.replace("_orig_mod.", "")
 
 
-def check_same(manifest: Manifest, uri: str, model: str) -> None:
-    """Raises ResumeMismatchError when the generation is another model's or not a SpotCallback's."""
-    saved = manifest.meta.get("lightning", {})
+def check_same(manifest: Manifest, uri: str, model: str, adapter: str, writer: str) -> None:
+    """Raises ResumeMismatchError when the generation is another model's or not written by `writer`.
+
+    `adapter` is the key in the manifest's meta under which that writer names its model's fingerprint.
+    """
+    saved = manifest.meta.get(adapter, {})
     if not isinstance(saved, dict) or "model" not in saved:
         raise ResumeMismatchError(
-            f"{uri} holds a run that no SpotCallback wrote.", hint="Give this job a run folder of its own."
+            f"{uri} holds a run that no {writer} wrote.", hint="Give this job a run folder of its own."
         )
     if saved["model"] != model:
         raise ResumeMismatchError(
@@ -73,15 +76,15 @@ def check_same(manifest: Manifest, uri: str, model: str) -> None:
         )
 
 
-def check_folder(run: str, dirpaths: list[str]) -> None:
-    """Raises ConfigError when a ModelCheckpoint would write into the run's folder."""
+def check_folder(run: str, folders: list[str], whose: str, setting: str) -> None:
+    """Raises ConfigError when the framework's `whose` (its `setting` names the folder) would write into the run."""
     mine = _plain(run)
-    for dirpath in dirpaths:
-        other = _plain(dirpath)
+    for folder in folders:
+        other = _plain(folder)
         if other == mine or other.startswith(f"{mine}/"):
             raise ConfigError(
-                f"ModelCheckpoint writes to {dirpath}, which is inside the run {run}.",
-                hint="Give ModelCheckpoint a dirpath outside of the run: files in it would be taken for parts of it.",
+                f"{whose} writes to {folder}, which is inside the run {run}.",
+                hint=f"Give {whose} a {setting} outside of the run: files in it would be taken for parts of it.",
             )
 
 
