@@ -33,9 +33,8 @@ class OnePass:
     def __init__(self, loader: DataLoader[Any]) -> None:
         self._source = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
         self._batched = loader.batch_sampler is not None
-        self._samplers = _distinct(
-            loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None), loader.sampler
-        )
+        self._loader_generator = loader.generator
+        self._samplers = _distinct(*_nested(loader.batch_sampler), *_nested(loader.sampler))
         self._generators = [
             g for g in _distinct(loader.generator, *(getattr(s, "generator", None) for s in self._samplers))
             if isinstance(g, torch.Generator)
@@ -50,15 +49,7 @@ class OnePass:
 
     def take_up(self, state: Mapping[str, Any], world_size: int) -> None:
         """Start at a saved place instead of the beginning."""
-        for generator, saved in zip(self._generators, state["generators"], strict=False):
-            generator.set_state(saved)
-        for sampler, saved in zip(self._samplers, state["samplers"], strict=False):
-            if saved is None:
-                continue
-            if "state" in saved and hasattr(sampler, "load_state_dict"):
-                sampler.load_state_dict(saved["state"])
-            elif "epoch" in saved and hasattr(sampler, "set_epoch"):
-                sampler.set_epoch(saved["epoch"])
+        self._put_back(state)
         self.batches, self.samples = state["batches"], state["samples"]
         self._skip = self.batches
         seeking = next((s for s in self._samplers if isinstance(s, GlobalSampler)), None)
@@ -69,6 +60,28 @@ class OnePass:
         elif state["batches_in_pass"] != self.length:
             log.warning("the data had %s batches per pass when the place was saved and have %s now: the place is kept "
                         "by counting batches", state["batches_in_pass"], self.length)
+
+    def pass_over(self, state: Mapping[str, Any], seed: int) -> None:
+        """The saved pass has ended: leave what draws by itself as that pass had left it. Reads no data."""
+        remembers = any(saved is not None and "state" in saved for saved in state.get("samplers", ()))
+        if state["pass"] >= 0 and (remembers or state.get("generators")):
+            self._put_back(state)
+            self._seed = seed
+            if self._loader_generator is not None:  # a DataLoader draws the seed of its workers from it first
+                torch.empty((), dtype=torch.int64).random_(generator=self._loader_generator)
+            deque(self._iterate(), maxlen=0)
+
+    def _put_back(self, state: Mapping[str, Any]) -> None:
+        """Generators and samplers as they were when the saved pass began."""
+        for generator, saved in zip(self._generators, state["generators"], strict=False):
+            generator.set_state(saved)
+        for sampler, saved in zip(self._samplers, state["samplers"], strict=False):
+            if saved is None:
+                continue
+            if "state" in saved and hasattr(sampler, "load_state_dict"):
+                sampler.load_state_dict(saved["state"])
+            elif "epoch" in saved and hasattr(sampler, "set_epoch"):
+                sampler.set_epoch(saved["epoch"])
 
     def remember(self) -> None:
         """What the same pass needs to be opened again: generators and samplers as they are at its beginning."""
@@ -105,6 +118,13 @@ class OnePass:
     def consumed(self) -> None:
         self.batches += 1
         self.samples += self._sizes.popleft()
+
+
+def _nested(sampler: Any) -> Iterator[Any]:
+    """A sampler and those it draws from, outermost first: trainers put a batch sampler around the user's."""
+    while sampler is not None:
+        yield sampler
+        sampler = getattr(sampler, "batch_sampler", None) or getattr(sampler, "sampler", None)
 
 
 def _sampler_state(sampler: Any) -> dict[str, Any] | None:

@@ -28,16 +28,30 @@ __all__ = ["ResumableView", "resumable"]
 log = logging.getLogger(__name__)
 
 
-def resumable(loader: Any, *, seed: int, rank: int = 0, world_size: int = 1) -> ResumableView:
+def resumable(
+    loader: Any,
+    *,
+    seed: int,
+    rank: int = 0,
+    world_size: int = 1,
+    by_index: bool = False,
+    read_ahead: bool | None = None,
+) -> ResumableView:
     """A resumable view of any iterable of batches.
 
     `seed` decides the order (give every rank the same one); `rank` keeps the random draws of different ranks' workers
     apart. A map-style DataLoader is taken up by index. Of anything else (iterable data sets, loaders that iterate in
     their own way, lists) the passed part is read again and dropped, which is exact when reading it again gives the
-    same, and a loader with `state_dict`/`load_state_dict` of its own is asked for its state at every batch.
+    same, and a loader with `state_dict`/`load_state_dict` of its own is asked for its state: at every batch when the
+    trainer has `read_ahead` of the one it trains on, else when a state is asked for (by default loaders without a
+    length are taken to be read ahead). With `by_index` torchdata's StatefulDataLoader over a data set that has no state
+    is taken up by index too: its own state knows neither the order nor its workers' generators.
     """
     if hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict"):
-        return DirectView(loader) if _has_length(loader) else StatefulView(loader)
+        if by_index and isinstance(loader, DataLoader) and _is_only_indexed(loader.dataset):
+            return IndexedView(loader, seed=seed, rank=rank, world_size=world_size)
+        direct = _has_length(loader) if read_ahead is None else not read_ahead
+        return DirectView(loader) if direct else StatefulView(loader)
     if isinstance(loader, DataLoader) and iterates_plainly(loader):
         if not getattr(loader, "in_order", True) and loader.num_workers > 0:
             log.warning("a DataLoader with in_order=False gives its batches in no fixed order: the data after a resume "
@@ -45,6 +59,10 @@ def resumable(loader: Any, *, seed: int, rank: int = 0, world_size: int = 1) -> 
         if not isinstance(loader.dataset, IterableDataset):
             return IndexedView(loader, seed=seed, rank=rank, world_size=world_size)
     return ReplayView(loader, seed=seed, rank=rank)
+
+
+def _is_only_indexed(data: Any) -> bool:
+    return not isinstance(data, IterableDataset) and not hasattr(data, "state_dict")
 
 
 def _has_length(loader: Any) -> bool:
@@ -85,6 +103,8 @@ class IndexedView(ResumableView):
         if state is not None:
             self._seed, self._pass = state["seed"], state["pass"]
         if state is None or state["pass"] < 0 or state.get("ended"):
+            if state is not None and state.get("ended"):
+                opening.pass_over(state, mix(self._seed, self._pass))
             self._pass += 1
         else:
             opening.take_up(state, self._world_size)

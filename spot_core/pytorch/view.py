@@ -17,7 +17,7 @@ _WHAT = {
 }
 """Kinds of views, by class name, as the user knows them."""
 
-_HISTORY = 4  # places kept: a trainer fetches at most a batch or two ahead of the one it trains on
+_HISTORY = 4  # places kept at first: most trainers fetch a batch or two ahead of the one they train on
 
 
 class ResumableView:
@@ -26,20 +26,26 @@ class ResumableView:
     `behind` is the number of fetched batches that the trainer has not consumed (it looked ahead); `state_dict` then
     tells the place before them. With `look_ahead` the states of the CPU generators before each fetch are kept too:
     a batch that was fetched early must be fetched again under the generators it saw the first time.
+    `fetched` counts the batches handed out since the last `iter`.
     """
 
     _own = frozenset(
         {"_loader", "_pending", "_places", "_reseed", "behind", "look_ahead", "_pass", "_inner", "_iterator"}
-        | {"_seed", "_rank", "_world_size", "_opening"}
+        | {"_seed", "_rank", "_world_size", "_opening", "fetched"}
     )
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader
         self._pending: Mapping[str, Any] | None = None
-        self._reseed: CpuRng | None = None
+        self._reseed: tuple[CpuRng, int] | None = None
         self._places: deque[tuple[dict[str, Any], CpuRng | None]] = deque(maxlen=_HISTORY)
         self.behind = 0
         self.look_ahead = False
+        self.fetched = 0
+
+    def remember(self, batches: int) -> None:
+        """Keep enough places for a trainer that fetches up to `batches` ahead of the one it trains on (2 at first)."""
+        self._places = deque(self._places, maxlen=max(batches + 2, _HISTORY))
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:  # `isinstance(view, DataLoader)` answers as for the loader itself
@@ -61,22 +67,26 @@ class ResumableView:
 
     def __iter__(self) -> Iterator[Any]:
         items = self._open()
-        reseed, self._reseed = self._reseed, None
-        return self._count(items, reseed)
+        self.fetched = 0
+        stream, early = self._reseed or (None, 0)
+        self._reseed = None
+        return self._count(items, stream, early)
 
-    def _count(self, items: Iterator[Any], reseed: CpuRng | None) -> Iterator[Any]:
-        """Yields the batches, noting the place after each."""
+    def _count(self, items: Iterator[Any], stream: CpuRng | None, early: int) -> Iterator[Any]:
+        """Yields the batches, noting the place after each; the first `early` ones are fetched under `stream`."""
         while True:
             before = CpuRng.capture() if self.look_ahead else None
             try:
-                if reseed is not None:
-                    with isolated(reseed):
+                if stream is not None:
+                    before, early = stream, early - 1
+                    with isolated(stream):
                         batch = next(items)
-                    before, reseed = reseed, None
+                        stream = CpuRng.capture() if early > 0 else None
                 else:
                     batch = next(items)
             except StopIteration:
                 return
+            self.fetched += 1
             self._note(self._advance(), before)
             yield batch
 
@@ -95,6 +105,7 @@ class ResumableView:
             before = self._places[at + 1][1]
             if before is not None:
                 state["rng_before_next"] = before.to_state()
+                state["ahead"] = self.behind
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -105,7 +116,7 @@ class ResumableView:
         self._check_kind(state)
         self._pending = dict(state)
         rng = state.get("rng_before_next")
-        self._reseed = None if rng is None else CpuRng.from_state(rng)
+        self._reseed = None if rng is None else (CpuRng.from_state(rng), state.get("ahead", 1))
 
     def _take_pending(self) -> Mapping[str, Any] | None:
         """The place to open at. Of another kind's only the number of the pass can be used, at a pass's beginning."""

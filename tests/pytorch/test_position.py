@@ -17,6 +17,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
     get_worker_info,
 )
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 from spot_core.errors import ResumeMismatchError
 from spot_core.pytorch._private import iterates_plainly, kept_iterator
@@ -76,6 +77,19 @@ class Counting(Sampler[int]):
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         self.passes = state["passes"]
+
+
+class Wrapping(Sampler[list[int]]):
+    """Puts itself around a batch sampler, as trainers do that cut the data for ranks."""
+
+    def __init__(self, batch_sampler: Any) -> None:
+        self.batch_sampler = batch_sampler
+
+    def __len__(self) -> int:
+        return len(self.batch_sampler)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(self.batch_sampler)
 
 
 def loader(workers: int = 0, **keyword: Any) -> DataLoader[Any]:
@@ -168,6 +182,71 @@ def test_a_batch_fetched_ahead_is_not_passed(monkeypatch: pytest.MonkeyPatch) ->
     before = CpuRng.capture()
     assert plain(next(iter(again))) == batches[3]
     assert torch.equal(CpuRng.capture().torch, before.torch)
+
+
+def test_several_batches_fetched_ahead_are_drawn_again_in_a_row() -> None:
+    seed(1)
+    view = resumable(loader(batch_size=1, shuffle=True), seed=9)
+    view.look_ahead = True
+    view.remember(7)
+    items = iter(view)
+    plain(next(items))
+    model_draws()
+    batches = [plain(next(items)) for _ in range(7)]
+    model_draws()
+    assert view.fetched == 8
+    view.behind = 7
+    place = view.state_dict()
+    again = resumable(loader(batch_size=1, shuffle=True), seed=1)
+    again.load_state_dict(place)
+    items = iter(again)
+    for batch in batches:
+        assert plain(next(items)) == batch
+
+
+@pytest.mark.parametrize("kind", ["own generator", "sampler with a state", "wrapped"])
+def test_the_pass_after_an_ended_one_is_the_one_that_would_have_come(kind: str) -> None:
+    """What draws by itself has to be where the ended pass had left it."""
+
+    def make() -> Any:
+        if kind != "wrapped":
+            return LOADERS[kind](0)
+        inner = loader(shuffle=True, generator=torch.Generator().manual_seed(5))
+        return DataLoader(Noisy(), batch_sampler=Wrapping(inner.batch_sampler))
+
+    control, place = run(resumable(make(), seed=9), 2)
+    _, place = run(resumable(make(), seed=9), 1)
+    view = resumable(make(), seed=9)
+    view.load_state_dict({**place, "ended": True})
+    second, _ = run(view, 1)
+    assert [batch[0] for batch in second] == [batch[0] for batch in control[len(control) // 2 :]]
+
+
+def test_a_stateful_loader_is_taken_up_by_index_when_asked() -> None:
+    def make(start: int = 1) -> Any:
+        seed(start)
+        return resumable(StatefulDataLoader(Noisy(), batch_size=4, shuffle=True, num_workers=2), seed=9, by_index=True)
+
+    control, _ = run(make(), 2)
+    first, place = run(make(), 2, 3)
+    view = make(2)
+    view.load_state_dict(place)
+    rest, _ = run(view, 2)
+    assert first + rest == control  # the workers' draws too, which its own state does not keep
+
+
+def test_a_stateful_loader_that_is_read_ahead_tells_the_place_of_the_batch_before() -> None:
+    def make() -> Any:
+        return resumable(StatefulDataLoader(Noisy(), batch_size=4), seed=9, read_ahead=True)
+
+    view = make()
+    items = iter(view)
+    ids = [next(items)[0].tolist() for _ in range(3)]
+    view.behind = 1
+    place = view.state_dict()
+    again = make()
+    again.load_state_dict(place)
+    assert next(iter(again))[0].tolist() == ids[2]
 
 
 def test_passes_differ_and_ranks_agree_on_the_order() -> None:
