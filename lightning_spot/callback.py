@@ -45,6 +45,7 @@ class SpotCallback(*_BASES):  # type: ignore[misc]
         max_failed_saves: int | None = None,
         allow_pickle: bool | None = None,
         sources: str | None = None,
+        preflight: bool | None = None,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
@@ -62,6 +63,7 @@ class SpotCallback(*_BASES):  # type: ignore[misc]
             max_failed_saves=max_failed_saves,
             allow_pickle=allow_pickle,
             sources=sources,
+            preflight=preflight,
             storage_options=storage_options,
         )
         self._fit: Fit | None = None

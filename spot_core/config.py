@@ -61,6 +61,8 @@ class Settings:
     """Whether state that only pickle can express may be saved and loaded (digests are checked before)."""
     sources: str = "auto"
     """Where notices come from: ``"auto"``, ``"none"`` or names joined by commas."""
+    preflight: bool = True
+    """Whether store, room and memory are checked before the first step of each life."""
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
     """Passed to fsspec untouched; may hold secrets, so it is shown nowhere and has no variable."""
 
@@ -85,8 +87,9 @@ class Settings:
             raise _refused("exit_code", code, f"3 to 125 or 128 to 255{taken}")
         if not _is_count(self.max_failed_saves):
             raise _refused("max_failed_saves", self.max_failed_saves, "a whole number from 0")
-        if not isinstance(self.allow_pickle, bool):
-            raise _refused("allow_pickle", self.allow_pickle, "True or False")
+        for name in ("allow_pickle", "preflight"):
+            if not isinstance(getattr(self, name), bool):
+                raise _refused(name, getattr(self, name), "True or False")
         if not isinstance(self.sources, str) or not all(part.strip() for part in self.sources.split(",")):
             raise _refused("sources", self.sources, "'auto', 'none' or source names joined by commas")
         if self.storage_options is not None and not isinstance(self.storage_options, Mapping):

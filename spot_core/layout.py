@@ -10,6 +10,7 @@
     tombstones/000003-000000001200                       pruned: this name is never live again
     latest.json                                          pointer, a hint
     stops/000003.json                                    life 3 stopped cleanly
+    probes/0123456789abcdef-a                            a preflight tries what it may; deleted at once
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ __all__ = [
     "KNOWN_NAMES",
     "LIVES",
     "POINTER",
+    "PROBES",
     "RUN_RECORD",
     "STOPS",
     "TOMBSTONES",
@@ -32,6 +34,7 @@ __all__ = [
     "life_of",
     "marker_key",
     "part_target",
+    "probe_key",
     "stop_key",
     "tombstone_key",
 ]
@@ -42,9 +45,11 @@ LIVES = "lives/"
 GENERATIONS = "generations/"
 TOMBSTONES = "tombstones/"
 STOPS = "stops/"
+PROBES = "probes/"
 
 # Names at the root of a run; anything else there is not ours.
-KNOWN_NAMES = frozenset({RUN_RECORD, POINTER, *(p.rstrip("/") for p in (LIVES, GENERATIONS, TOMBSTONES, STOPS))})
+_FOLDERS = (LIVES, GENERATIONS, TOMBSTONES, STOPS, PROBES)
+KNOWN_NAMES = frozenset({RUN_RECORD, POINTER, *(folder.rstrip("/") for folder in _FOLDERS)})
 
 _GENERATION = re.compile(r"(\d{6,})-(\d{12,})")
 _NUMBERED = re.compile(r"(?:lives|stops)/(\d{6,})\.json")
@@ -122,6 +127,11 @@ def life_key(life: int) -> str:
 
 def stop_key(life: int) -> str:
     return f"{STOPS}{life:06d}.json"
+
+
+def probe_key(token: str, name: str) -> str:
+    """An object that a preflight puts and deletes. `token` tells preflights apart; discovery never looks here."""
+    return f"{PROBES}{token}-{name}"
 
 
 def life_of(key: str) -> int | None:

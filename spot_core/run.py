@@ -105,6 +105,16 @@ class Run:
             )
         return Writer(self, life, record.run_id)
 
+    def check_place(self) -> RunRecord | None:
+        """As `record`, and a place without one is looked over: `claim` would be right here. Writes nothing.
+
+        Raises ConfigError where the place is no run and not empty, or belongs to something else, StoreError.
+        """
+        record = self.record()
+        if record is None:
+            self._adopted_run_id()
+        return record
+
     def _adopted_run_id(self) -> str | None:
         """The run id of generations whose record was lost, None for an empty place; ConfigError for any other."""
         names = {*self.store.list_dirs(""), *(info.key for info in self.store.list("", recursive=False))}

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json as json_text
-import secrets
-import shutil
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -13,12 +11,20 @@ from typing import Annotated
 
 import typer
 
-from spot_core import fence, layout
+from spot_core import fence, layout, memory
 from spot_core.cli import exits
 from spot_core.cli.output import JsonOption, RunArgument, age, console, print_json, size, table
+from spot_core.config import Settings
 from spot_core.errors import KeyMissingError, RestoreError, SpotError
+from spot_core.preflight import (
+    Level,
+    examine_memory,
+    examine_pace,
+    examine_space,
+    examine_store,
+    folder_of,
+)
 from spot_core.run import Run
-from spot_core.store import LocalStore
 from spot_core.verify import Depth
 
 PACKAGES = ("lightning-spot", "torch", "lightning", "pytorch-lightning", "accelerate", "fsspec", "s3fs", "gcsfs")
@@ -35,17 +41,21 @@ class Finding:
 def doctor(
     run: RunArgument,
     write: Annotated[
-        bool, typer.Option("--write/--no-write", help="Also write, read and delete a small object of its own.")
+        bool, typer.Option("--write/--no-write", help="Also try what a run does at its start, with objects of its own.")
     ] = True,
+    state_gb: Annotated[
+        float | None,
+        typer.Option(help="Size of one machine's share of a checkpoint: does it fit, how long will it take?"),
+    ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Look at a run and its store: access, abilities, lives, the newest generation.
+    """Look at a run and its store: lives, the newest generation; then the preflight that a run does at its start.
 
     Exit codes: 0 all well, also for a place that is still empty; 4 the newest generation is damaged, 5 the store
     failed or does not permit what a run needs.
     """
     opened = Run.open(run)
-    findings = list(_examine(opened, write))
+    findings = list(_examine(opened, write, None if state_gb is None else int(state_gb * 1e9)))
     if json:
         print_json(
             {
@@ -62,7 +72,7 @@ def doctor(
     raise typer.Exit(max((item.code for item in findings if not item.ok), default=exits.OK))
 
 
-def _examine(run: Run, write: bool) -> Iterator[Finding]:
+def _examine(run: Run, write: bool, state_bytes: int | None) -> Iterator[Finding]:
     for name, check in (
         ("run record", _record),
         ("generations", _generations),
@@ -71,9 +81,7 @@ def _examine(run: Run, write: bool) -> Iterator[Finding]:
     ):
         yield _guarded(name, lambda check=check: check(run))  # type: ignore[misc]
     if write:
-        yield _guarded("access", lambda: _access(run))
-    if isinstance(run.store, LocalStore):
-        yield _guarded("space", lambda: _space(run.store))  # type: ignore[arg-type]
+        yield from _preflight(run, state_bytes)
     yield Finding("versions", True, _versions())
 
 
@@ -121,26 +129,24 @@ def _lives(run: Run) -> str:
     return f"{newest}; the newest stopped at step {stop.get('step')} ({stop.get('reason')})"
 
 
-def _access(run: Run) -> str:
-    # A name that discovery and the claim of a run pass over, should the delete be what fails.
-    key = f".tmp-{secrets.token_hex(8)}"
-    data = secrets.token_bytes(16)
-    run.store.put(key, data)
-    listed = any(info.key == key for info in run.store.list("", recursive=False))
-    if run.store.get(key) != data:
-        raise RestoreError(f"{key} at {run.uri} does not read back as it was written.")
-    run.store.delete(key)
-    conditional = run.store.capabilities.put_if_absent
-    return "write, read, {}delete; {}".format(
-        "list, " if listed else "",
-        "conditional put" if conditional else "no conditional put: two jobs on one run are told apart by chance only",
-    )
-
-
-def _space(store: LocalStore) -> str:
-    folder = next(path for path in (store.root, *store.root.parents) if path.exists())
-    usage = shutil.disk_usage(folder)
-    return f"{size(usage.free)} of {size(usage.total)} free"
+def _preflight(run: Run, state_bytes: int | None) -> Iterator[Finding]:
+    try:
+        checks, rate = examine_store(run)
+    except SpotError as error:  # not a place to try anything at
+        yield Finding("look", False, str(error), exits.code_for(error))
+        return
+    folder = folder_of(run.store)
+    if folder is not None:
+        checks.append(examine_space("space", folder, state_bytes or 0, Settings.keep))
+    if state_bytes is not None:
+        checks.append(examine_memory(state_bytes, memory.available_bytes(), memory.total_bytes()))
+        if rate is not None:
+            checks.append(examine_pace(state_bytes, rate, window_s=Settings.window_s, interval_s=None))
+    for check in checks:
+        failed = check.level is Level.FAIL
+        code = exits.STORE if check.error is None else exits.code_for(check.error)
+        told = f"warning: {check.detail}" if check.level is Level.WARN else check.detail
+        yield Finding(check.name, not failed, told, code if failed else exits.OK)
 
 
 def _versions() -> str:

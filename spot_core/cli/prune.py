@@ -12,6 +12,7 @@ from spot_core.cli.output import JsonOption, RunArgument, console, print_json
 from spot_core.cli.verify import DepthOption, look
 from spot_core.errors import ConfigError, NoGenerationError, StoreError
 from spot_core.layout import GenerationId
+from spot_core.preflight import STALE_S, sweep
 from spot_core.prune import prune as prune_store
 from spot_core.restore import Discovery
 from spot_core.retention import Retention
@@ -94,6 +95,7 @@ def prune(
         raise NoGenerationError(f"There is no generation at {opened.uri}: nothing is pruned.")
     damaged = _damaged(opened, found, depth) if keep is not None else []
     store = DryRun(opened.store) if dry_run else opened.store
+    sweep(store, opened.clock.now() - STALE_S)
     done = prune_store(store, found, retention, life=fence.newest_life(opened.store), damaged=damaged)
     if json:
         print_json(

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from spot_core import layout, signals
+from spot_core import layout, memory, signals
 from spot_core.config import Settings
 from spot_core.errors import ConfigError, NoGenerationError, SaveError, SpotError
 from spot_core.generation import Committed
@@ -21,7 +21,7 @@ from spot_core.launch.stoprecord import StopRecord
 from spot_core.layout import GenerationId
 from spot_core.manifest import Manifest
 from spot_core.policy import CONTINUE, EXIT_S, Decision, Kind
-from spot_core.pytorch import loader, memory
+from spot_core.pytorch import loader
 from spot_core.pytorch.agree import Agreed, Request
 from spot_core.pytorch.channel import Channel, ChannelError
 from spot_core.pytorch.committer import Patience, report
@@ -29,6 +29,7 @@ from spot_core.pytorch.lead import Lead
 from spot_core.pytorch.live import Live, claim_info, close_at_exit
 from spot_core.pytorch.outcome import Outcome, Tally
 from spot_core.pytorch.ranks import Ranks
+from spot_core.pytorch.readiness import Readiness
 from spot_core.pytorch.resuming import Resumed, Search, announce
 from spot_core.pytorch.snapshot import begin_snapshot
 from spot_core.run import Run, Writer
@@ -100,6 +101,7 @@ class Session:
         )
         self._resumed: Committed | None = None
         self._damaged: list[GenerationId] = []
+        self._ready = Readiness(run, settings, self._ranks)
         self._live: Live | None = None
         self._lead: Lead | None = None
         self._saves = 0
@@ -129,9 +131,13 @@ class Session:
         A generation that fails verification or loading on any rank is passed over on all ranks, and the log says why.
         `template` is passed to `loader.load` (a nested state whose tensors say how this rank wants its shards).
 
-        Raises StoreError when the store could not be read (never taken for "no checkpoint"), ResumeMismatchError from
-        `check`, RestoreError when generations exist and none of them could be loaded.
+        With `settings.preflight` the store is tried first (see `preflight.examine_store`).
+
+        Raises StoreError when the store could not be read (never taken for "no checkpoint") or did not permit what a
+        run needs, ResumeMismatchError from `check`, RestoreError when generations exist and none of them could be
+        loaded.
         """
+        self._ready.access()
         store, ranks = self._run.store, self._ranks
         search = Search(
             self._run,
@@ -158,7 +164,8 @@ class Session:
         """Collective: claim the next life, start writer, agreement and notice sources.
 
         `state_bytes`: what this rank's snapshot will take, if known; then its memory is taken now, in the background,
-        and the log says whether it fits. With `fresh_ok=False` raises NoGenerationError when `resume` found nothing.
+        and the log says whether it fits; one that can never fit is refused (StoreError).
+        With `fresh_ok=False` raises NoGenerationError when `resume` found nothing.
         Call it in the main thread (signals), after other handlers of signals were installed.
         """
         if self._live is not None or self._closed:
@@ -167,6 +174,7 @@ class Session:
             raise NoGenerationError(
                 f"{self._run.uri} has no generation to resume from, and a fresh start was ruled out."
             )
+        self._ready.room(state_bytes)
         ranks = self._ranks
         writers: list[Writer] = []
 

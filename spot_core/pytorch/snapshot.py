@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
+from spot_core import memory
 from spot_core.errors import SpotError
 from spot_core.layout import PartTarget
-from spot_core.pytorch import memory
 from spot_core.pytorch.live import Live
 from spot_core.pytorch.outcome import as_commit_error
 from spot_core.pytorch.stage import storage_ids

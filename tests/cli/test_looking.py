@@ -170,9 +170,12 @@ def test_doctor_of_a_good_run(run: Run, spot: Spot) -> None:
     value = json.loads(spot("doctor", run.uri, "--json").stdout)
     assert value["ok"] is True
     told = {item["check"]: item["detail"] for item in value["findings"]}
-    assert list(told) == ["run record", "generations", "newest generation", "lives", "access", "space", "versions"]
+    looked = ["run record", "generations", "newest generation", "lives"]
+    tried = ["look", "write", "write once", "read", "list", "clock", "speed", "delete", "space"]
+    assert list(told) == [*looked, *tried, "versions"]
     assert told["generations"] == "3 committed"
-    assert told["access"] == "write, read, list, delete; conditional put"
+    assert told["write once"] == "a name that is taken is refused"
+    assert told["delete"] == "the probes are gone again"
     assert told["lives"].startswith("2;")
 
 

@@ -13,7 +13,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_spot import SpotCallback
-from spot_core.pytorch import memory, modules
+from spot_core import memory
+from spot_core.pytorch import modules
 
 from ._harness import SILENT
 

@@ -152,7 +152,7 @@ def run(rank: int, world: int, group: dist.ProcessGroup, scenario: dict[str, Any
     training = Training(rank, world)
     session = Session(
         Run.open(store),
-        Settings(sources="none", **scenario.get("settings", {})),
+        Settings(**{"sources": "none", "preflight": False, **scenario.get("settings", {})}),
         rank=rank,
         world_size=world,
         group=group,

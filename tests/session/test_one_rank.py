@@ -43,7 +43,7 @@ def uri(tmp_path: Path) -> str:
 
 
 def session_of(store: Any, *, check: Any = None, meta: Any = None, **settings: Any) -> Session:
-    settings = {"sources": "none", "interval": "1h", "writer": "thread", **settings}
+    settings = {"sources": "none", "interval": "1h", "writer": "thread", "preflight": False, **settings}
     return Session(Run.open(store), Settings(**settings), check=check, meta=meta)
 
 
@@ -468,7 +468,7 @@ def test_closing_is_idempotent_finishes_the_save_and_does_nothing_in_a_forked_ch
 def test_a_run_that_will_not_fit_says_so_at_the_start(
     uri: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("spot_core.pytorch.memory.available_bytes", lambda: 1 << 20)
+    monkeypatch.setattr("spot_core.memory.available_bytes", lambda: 1 << 20)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     caplog.set_level(logging.INFO)
     with session_of(uri) as session:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from spot_core import memory
 from spot_core.errors import FencedError, SaveError
 from spot_core.estimate import Estimator, PastLife
 from spot_core.generation import Committed
@@ -15,7 +16,7 @@ from spot_core.launch.stoprecord import StopRecord, write_stop
 from spot_core.layout import GenerationId
 from spot_core.manifest import Manifest, ObjectRef, Part
 from spot_core.policy import Kind
-from spot_core.pytorch import history, memory
+from spot_core.pytorch import history
 from spot_core.pytorch.outcome import Outcome, Tally
 from spot_core.pytorch.pilot import Pilot
 from spot_core.run import Run

@@ -20,6 +20,8 @@ def test_every_key_is_pinned() -> None:
     assert layout.LIVES == "lives/"
     assert layout.TOMBSTONES == "tombstones/"
     assert layout.STOPS == "stops/"
+    assert layout.PROBES == "probes/"
+    assert layout.probe_key("ab", "a") == "probes/ab-a"
     assert layout.life_key(3) == "lives/000003.json"
     assert layout.stop_key(3) == "stops/000003.json"
     assert layout.generation_prefix(GEN) == "generations/000003-000000001200/"
@@ -29,7 +31,7 @@ def test_every_key_is_pinned() -> None:
         blob_key="generations/000003-000000001200/a0-r00007.blob",
         index_key="generations/000003-000000001200/a0-r00007.index.json",
     )
-    assert {"spot.json", "latest.json", "generations", "lives", "tombstones", "stops"} == layout.KNOWN_NAMES
+    assert {"spot.json", "latest.json", "generations", "lives", "tombstones", "stops", "probes"} == layout.KNOWN_NAMES
 
 
 def test_only_layout_spells_keys() -> None:
@@ -42,6 +44,7 @@ def test_only_layout_spells_keys() -> None:
         "lives/",
         "tombstones/",
         "stops/",
+        "probes/",
         ".index.json",
     )
     wrong = []

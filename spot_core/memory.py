@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -17,14 +18,24 @@ _LIMITS = (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "m
 def available_bytes(cgroup: Path = CGROUP) -> int:
     """What the machine has left, or the container if that is less."""
     left = int(psutil.virtual_memory().available)
+    for limit, used in _limits(cgroup):
+        left = min(left, max(limit - used, 0))
+    return left
+
+
+def total_bytes(cgroup: Path = CGROUP) -> int:
+    """What the machine has, or the container may take if that is less."""
+    return min([int(psutil.virtual_memory().total), *(limit for limit, _ in _limits(cgroup))])
+
+
+def _limits(cgroup: Path) -> Iterator[tuple[int, int]]:
+    """Limit and usage of the control group, in bytes."""
     for limit, usage in _LIMITS:
         try:
             # "max" (no limit) is no number; version 1 writes a huge one instead.
-            bound = int((cgroup / limit).read_text()) - int((cgroup / usage).read_text())
+            yield int((cgroup / limit).read_text()), int((cgroup / usage).read_text())
         except (OSError, ValueError):
             continue
-        left = min(left, max(bound, 0))
-    return left
 
 
 def local_world_size() -> int:
