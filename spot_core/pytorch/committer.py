@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import queue
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -84,7 +85,8 @@ class Flight:
 
 
 class Committer:
-    """Rank 0's commits, one thread per save."""
+    """Rank 0's commits, one thread per save: the thread of the next one waits already, since the trainer would stand
+    still for its start."""
 
     def __init__(
         self,
@@ -106,19 +108,27 @@ class Committer:
         self._ended = ended
         self._cancel = threading.Event()
         self._pruning = threading.Lock()
+        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
+        self._hire()
 
     def start(self, flight: Flight, part: Future[Part] | SpotError, staged: threading.Event) -> None:
         """Finish `flight` in the background: `flight.done` is set when its outcome is known."""
-        self._threads = [thread for thread in self._threads if thread.is_alive()]
-        thread = threading.Thread(
-            target=self._run, args=(flight, part, staged), name=f"spot-commit-{flight.step}", daemon=True
-        )
-        self._threads.append(thread)
+        self._work.put(lambda: self._run(flight, part, staged))
+
+    def _hire(self) -> None:
+        thread = threading.Thread(target=self._serve, name="spot-commit", daemon=True)
+        self._threads = [*(one for one in self._threads if one.is_alive()), thread]
         thread.start()
+
+    def _serve(self) -> None:
+        if (run := self._work.get()) is not None:
+            self._hire()
+            run()
 
     def close(self, timeout_s: float) -> None:
         """Let commit and pruning finish within `timeout_s`, then give up waiting for other ranks."""
+        self._work.put(None)
         end = self._clock.monotonic() + timeout_s
         for thread in self._threads:
             thread.join(max(0.0, end - self._clock.monotonic()))

@@ -23,6 +23,7 @@ from spot_core.pytorch.committer import Patience
 from spot_core.pytorch.joint import Joint
 from spot_core.pytorch.plan import Planner
 from spot_core.pytorch.ranks import Ranks
+from spot_core.pytorch.resplit import Resplitter
 from spot_core.pytorch.stage import Stager
 from spot_core.run import Run
 from spot_core.writer import WriterClient
@@ -38,6 +39,7 @@ class Live:
     stager: Stager
     planner: Planner
     watcher: signals.Watcher
+    splitter: Resplitter
     part: Future[Part] | SpotError | None = None
     """This rank's share of the last save."""
 
@@ -67,6 +69,7 @@ class Live:
             Stager(client),
             Planner(ranks.group),
             signals.Watcher(sources, clock=run.clock, on_notice=notify),
+            Resplitter(),
         )
 
     def leave_word(self, record: StopRecord) -> None:
@@ -89,6 +92,7 @@ class Live:
         if isinstance(self.part, Future):
             wait([self.part], timeout_s)
         self.stager.close()
+        self.splitter.forget()
         self.client.close()
 
 

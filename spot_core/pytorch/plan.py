@@ -32,13 +32,18 @@ from spot_core.pytorch.codec import torch_name
 from spot_core.pytorch.index import Chunk, chunks_json, index_document, local_prefix
 from spot_core.writer.job import RawJson
 
-__all__ = ["PlannedItem", "Planner", "RankPlan"]
+__all__ = ["PlannedItem", "Planner", "RankPlan", "SameTensors"]
 
 SMALL_BYTES = 64 << 10
 """Replicated tensors below this size come from the lowest rank: DDP broadcasts rank 0's buffers, so its are the true
 ones, and counters are not worth spreading."""
 
 _FAILED, _CHANGED, _SAME = 0, 1, 2
+
+
+class SameTensors(dict[str, torch.Tensor]):
+    """Tensors by fqn that stay what they are: the object given to `Planner.plan` again says that nothing but values
+    changed. (A plain dict says no such thing, nor can it be referred to weakly.)"""
 
 
 @dataclass(frozen=True)
@@ -88,6 +93,8 @@ class _Slot:
 @dataclass(frozen=True)
 class _Layout:
     slots: tuple[_Slot, ...]
+    """The shared ones first."""
+    shared_slots: int
     size: int
     tensors: RawJson
 
@@ -109,6 +116,8 @@ class Planner:
         self._mine: tuple[WriteItem, ...] = ()
         self._layout: _Layout | None = None
         self._addresses: list[tuple[Any, ...]] = []
+        # The shared tensors of the save before: when the very same object comes again, nothing is asked of them again.
+        self._shared: weakref.ref[SameTensors] | None = None
         # Small tensors that are made anew for every save (RNG states, arrays) are copied here, by slot, so that the
         # plan stays the same object, which spares the stager its own work on thousands of others.
         self._buffers: dict[int, torch.Tensor] = {}
@@ -126,7 +135,8 @@ class Planner:
     ) -> RankPlan:
         """Collective over the group: the plan for this rank.
 
-        shared: tensors by fqn, plain ones the same on every rank that has them, or DTensor / ShardedTensor shards.
+        shared: tensors by fqn, plain ones the same on every rank that has them, or DTensor / ShardedTensor shards. The
+            very `SameTensors` of the call before is taken to hold what it held then.
         local: this rank's own, stored under ``rank<rank>.<fqn>``.
         shared_objects, local_objects: bytes by fqn; shared ones are rank 0's.
         pinned: shared fqns that must come from the lowest rank holding them, whatever their size.
@@ -134,16 +144,19 @@ class Planner:
         Raises, on every rank, SaveError when the ranks' states do not fit together or one of them could not plan;
         ConfigError for placements that hold no values (Partial). Nothing was written then.
         """
-        form = _form(shared)
+        if self._shared is not None and self._shared() is not shared:
+            self._shared = None
+        form = self._shared_form if self._shared is not None else _form(shared)
         same = form == self._shared_form and pinned == self._pinned
         if self._agree(_SAME if same else _CHANGED) != _SAME:
-            self._shared_form = self._layout = None
+            self._shared_form = self._layout = self._shared = None
             self._mine = self._plan_together(shared, pinned)
             self._shared_form, self._pinned = form, frozenset(pinned)
         local_form = _form(local)
         if self._layout is None or local_form != self._local_form:
             self._layout = self._lay_out(shared, local)
             self._local_form, self._last, self._addresses, self._buffers = local_form, None, [], {}
+            self._shared = None
         mine = dict(shared_objects or {}) if self.rank == 0 else {}
         mine.update({local_prefix(self.rank) + fqn: data for fqn, data in (local_objects or {}).items()})
         return self._bind(self._layout, shared, local, mine)
@@ -200,12 +213,13 @@ class Planner:
             chunk = Chunk(self.rank, at, nbytes, torch_name(dtype), shape, offsets, lengths)
             slots.append(_Slot(item.index.fqn, item.index.fqn, True, item.index, chunk))
             at = _aligned(at + nbytes)
+        shared_slots = len(slots)
         for fqn, tensor in local.items():
             shape = tuple(tensor.shape)
             chunk = Chunk(self.rank, at, tensor.nbytes, torch_name(tensor.dtype), shape, (0,) * len(shape), shape)
             slots.append(_Slot(local_prefix(self.rank) + fqn, fqn, False, MetadataIndex(fqn), chunk))
             at = _aligned(at + tensor.nbytes)
-        return _Layout(tuple(slots), at, chunks_json((slot.fqn, slot.chunk) for slot in slots))
+        return _Layout(tuple(slots), shared_slots, at, chunks_json((slot.fqn, slot.chunk) for slot in slots))
 
     def _bind(
         self,
@@ -214,11 +228,15 @@ class Planner:
         local: Mapping[str, torch.Tensor],
         objects: Mapping[str, bytes],
     ) -> RankPlan:
-        tensors = [_local_tensor(shared if slot.shared else local, slot) for slot in layout.slots]
-        for i, buffer in self._buffers.items():
-            tensors[i] = buffer.copy_(tensors[i])
-        addresses = [_address(tensor) for tensor in tensors]
         last = self._last() if self._last is not None else None
+        known = layout.shared_slots if last is not None and self._shared is not None else 0
+        tensors = [item.tensor for item in last.items[:known]] if last is not None else []
+        tensors += [_local_tensor(shared if slot.shared else local, slot) for slot in layout.slots[known:]]
+        for i, buffer in self._buffers.items():
+            made = _local_tensor(shared, layout.slots[i]) if i < known else tensors[i]
+            tensors[i] = buffer.copy_(made)
+        addresses = self._addresses[:known] + [_address(tensor) for tensor in tensors[known:]]
+        self._shared = weakref.ref(shared) if isinstance(shared, SameTensors) else None
         # The old plan keeps its memory alive, so an equal address is the same memory.
         if last is not None and addresses == self._addresses and not objects and not last.objects:
             return last

@@ -354,6 +354,7 @@ class Session:
             meta = {**theirs, "reason": reason, "finished": finished}
             blocked_s = self._clock.monotonic() - called
             self._lead.take_off(number, live.part, live.stager, began=began, blocked_s=blocked_s, meta=meta)
+        live.stager.go()
         if wait and self._until is None:
             self.drain()
         elif wait:

@@ -27,7 +27,8 @@ def begin_snapshot(
     *,
     allow_pickle: bool,
 ) -> None:
-    """Collective: afterwards `live.part` is this rank's part, being written, or why it is not.
+    """Collective: afterwards `live.part` is this rank's part, being written, or why it is not; copies of stable tensors
+    wait for `live.stager.go()`.
 
     Raises SaveError on every rank when the states do not fit together or one of them cannot be taken apart; on the
     rank whose state it is, ConfigError.
@@ -52,7 +53,7 @@ def _split(
     live: Live, shared: Mapping[str, Any], local: Mapping[str, Any], droppable: Collection[str], allow_pickle: bool
 ) -> tuple[Split, Split]:
     try:
-        state = split(dict(shared), droppable=droppable, allow_pickle=allow_pickle)
+        state = live.splitter.split(dict(shared), droppable=droppable, allow_pickle=allow_pickle)
         return state, split(dict(local), allow_pickle=allow_pickle)
     except BaseException:
         live.planner.fail()  # the others are on their way into the planner's collective

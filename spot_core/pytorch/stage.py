@@ -118,6 +118,7 @@ class Stager:
         self._released.set()
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
         self._ends: list[torch.cuda.Event] = []
+        self._begun: Callable[[], None] | None = None
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
@@ -131,13 +132,15 @@ class Stager:
             self._hand_over(lambda: memory.pin(device))
 
     def stage(self, plan: Plan, stable: Container[int] = frozenset()) -> None:
-        """Begin the snapshot of `plan`; afterwards `client.submit` its job.
+        """Begin the snapshot of `plan`; afterwards `client.submit` its job, and call `go`.
 
-        Tensors whose storage is in `stable` (see `storage_ids`) are copied in the background: nothing may change them
-        before `wait_staged` returned. The copies of all others are done, or on CUDA queued, when this returns.
+        Tensors whose storage is in `stable` (see `storage_ids`) are copied in the background, from `go` on: nothing may
+        change them before `wait_staged` returned. The copies of all others are done, or on CUDA queued, when this
+        returns.
 
         Raises SaveError while the save before is still being written.
         """
+        self.go()
         self.staged.wait()  # the snapshot before, whose job may have failed already, is not to write into this one
         slab = self._client.arm(plan.size)
         copies = self._compile(plan, stable, slab)
@@ -150,11 +153,19 @@ class Stager:
         self.staged.clear()
         self._released.clear()
         ready = [torch.cuda.current_stream(device).record_event() for device in copies.devices]
-        self._hand_over(lambda: self._finish(copies, ready))
+        self._begun = lambda: self._finish(copies, ready)
+
+    def go(self) -> None:
+        """Let the background copies begin. Not by `stage` itself: from its first wake-up on the thread competes with
+        the caller for the interpreter, up to a switch interval (5 ms) each time; so it is woken last."""
+        begun, self._begun = self._begun, None
+        if begun is not None:
+            self._hand_over(begun)
 
     def wait_staged(self) -> None:
         """Return when stable tensors may be changed. On CUDA that is once the current stream waits for the copies."""
         if not self._released.is_set():
+            self.go()
             self._released.wait()
         ends, self._ends = self._ends, []
         for end in ends:
@@ -162,6 +173,7 @@ class Stager:
 
     def close(self) -> None:
         """Finish what is being copied, let go of the slab."""
+        self.go()
         thread, self._thread = self._thread, None
         if thread is not None:
             self._work.put(None)

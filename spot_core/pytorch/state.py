@@ -38,7 +38,7 @@ _FACTORIES: dict[str, type] = {
     cls.__name__: cls
     for cls in (int, float, complex, bool, str, bytes, list, dict, set, tuple, deque, Counter, OrderedDict)
 }
-_PLAIN_TENSORS = {torch.Tensor, torch.nn.Parameter, torch.nn.Buffer}
+PLAIN_TENSORS = {torch.Tensor, torch.nn.Parameter, torch.nn.Buffer}
 
 
 class Split(NamedTuple):
@@ -59,26 +59,30 @@ def split(value: Any, *, droppable: Collection[str] = (), allow_pickle: bool = F
     Raises ConfigError, before anything is written, for a value that could not be loaded back, for a state that contains
     itself, and for a tensor whose storage does not hold its values (meta tensors).
     """
-    splitter = _Splitter(tuple(droppable), allow_pickle)
-    try:
-        tree = splitter.encode(value, "")
-    except RecursionError as error:
-        raise ConfigError("the state contains itself or nests deeper than Python's recursion limit") from error
-    return Split(tree, splitter.tensors, splitter.objects)
+    return Splitter(droppable, allow_pickle).split(value)
 
 
-class _Splitter:
-    def __init__(self, droppable: tuple[str, ...], allow_pickle: bool) -> None:
+class Splitter:
+    """One use of `split`; `Resplitter` is the other kind."""
+
+    def __init__(self, droppable: Collection[str], allow_pickle: bool) -> None:
         self.tensors: dict[str, torch.Tensor] = {}
         self.objects: dict[str, bytes] = {}
-        self._droppable = droppable
+        self._droppable = tuple(droppable)
         self._allow_pickle = allow_pickle
         self._seen: dict[int, list[tuple[torch.Tensor, str]]] = {}  # by address: tensors and the fqns they have
 
+    def split(self, value: Any) -> Split:
+        try:
+            tree = self.encode(value, "")
+        except RecursionError as error:
+            raise ConfigError("the state contains itself or nests deeper than Python's recursion limit") from error
+        return Split(tree, self.tensors, self.objects)
+
     def encode(self, value: Any, path: str) -> Any:
         cls = type(value)
-        if cls in _PLAIN_TENSORS:
-            return self._tensor(value, path)
+        if cls in PLAIN_TENSORS:
+            return self.tensor(value, path)
         container = _CONTAINERS.get(cls)
         if container is not None:
             return container(self, value, path)
@@ -91,10 +95,10 @@ class _Splitter:
         except codec.NotPlain:
             pass
         if isinstance(value, DTensor):
-            return self._tensor(value, path)
+            return self.tensor(value, path)
         if _SHARDED is not None and isinstance(value, _SHARDED):
             # It answers few questions (no strides, no address), and FSDP ties none.
-            return {KIND: "tensor", "fqn": self._store(value, path)}
+            return {KIND: "tensor", "fqn": self.store(value, path)}
         fields = namedtuple_fields(cls)
         if fields is not None:
             items = [self.encode(item, _sub(path, name)) for name, item in zip(fields, value, strict=True)]
@@ -103,7 +107,10 @@ class _Splitter:
 
     def pairs(self, value: Mapping[Any, Any], path: str) -> list[list[Any]]:
         return [
-            [self.encode(key, _sub(path, f"{i}(key)")), self.encode(item, _sub(path, _key_name(key, i)))]
+            [
+                key if type(key) is str else self.encode(key, _sub(path, f"{i}(key)")),
+                self.encode(item, _sub(path, _key_name(key, i))),
+            ]
             for i, (key, item) in enumerate(value.items())
         ]
 
@@ -139,12 +146,12 @@ class _Splitter:
         flat = value.reshape((-1,), order=order)
         # torch has no big-endian, text or time dtypes: those travel as bytes. A read-only array cannot be viewed.
         raw = np.require(flat, requirements=["C", "W"]).view(np.uint8)
-        name = self._store(torch.from_numpy(raw), path)
+        name = self.store(torch.from_numpy(raw), path)
         return {KIND: "array", "fqn": name, "dtype": value.dtype.str, "shape": list(value.shape), "order": order}
 
-    def _tensor(self, value: torch.Tensor, path: str) -> Any:
+    def tensor(self, value: torch.Tensor, path: str) -> Any:
         # Runs for every tensor in every save, on the training's thread: each question here is a cheap one.
-        plain = type(value) in _PLAIN_TENSORS
+        plain = type(value) in PLAIN_TENSORS
         if plain and (value.layout is not torch.strided or value.is_quantized or value.is_nested):
             return self._object(value, path)
         if value.is_meta:
@@ -156,7 +163,7 @@ class _Splitter:
                 node.update({"fqn": name, "as": self._unique(path)})
                 break
         else:
-            node["fqn"] = name = self._store(_values_of(value), path)
+            node["fqn"] = name = self.store(_values_of(value), path)
             there.append((value, name))
         if type(value) is not torch.Tensor and isinstance(value, torch.nn.Parameter):
             node["parameter"] = True
@@ -167,7 +174,7 @@ class _Splitter:
             node["stride"] = list(value.stride())
         return node
 
-    def _store(self, tensor: torch.Tensor, path: str) -> str:
+    def store(self, tensor: torch.Tensor, path: str) -> str:
         name = self._unique(path)
         self.tensors[name] = tensor
         return name
@@ -216,18 +223,18 @@ class _Splitter:
 
 
 _SHARDED = sharded_tensor_class()
-_CONTAINERS: dict[type, Callable[[_Splitter, Any, str], Any]] = {
-    dict: _Splitter.dict,
-    list: _Splitter.items,
+_CONTAINERS: dict[type, Callable[[Splitter, Any, str], Any]] = {
+    dict: Splitter.dict,
+    list: Splitter.items,
     tuple: lambda s, value, path: {KIND: "tuple", "v": s.items(value, path)},
     set: lambda s, value, path: {KIND: "set", "v": s.items(value, path)},
     frozenset: lambda s, value, path: {KIND: "frozenset", "v": s.items(value, path)},
     deque: lambda s, value, path: {KIND: "deque", "v": s.items(value, path), "maxlen": value.maxlen},
     slice: lambda s, value, path: {KIND: "slice", "v": s.items((value.start, value.stop, value.step), path)},
-    OrderedDict: _Splitter.ordered_dict,
-    defaultdict: _Splitter.default_dict,
-    Counter: _Splitter.counter,
-    np.ndarray: _Splitter.array,
+    OrderedDict: Splitter.ordered_dict,
+    defaultdict: Splitter.default_dict,
+    Counter: Splitter.counter,
+    np.ndarray: Splitter.array,
 }
 
 

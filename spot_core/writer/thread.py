@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import queue
 import threading
 from collections.abc import Callable
 
@@ -23,6 +24,8 @@ class ThreadBackend:
         self._on_end = on_end
         self._slab: Slab | None = None
         self._gate: Gate | None = None
+        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._hire()
 
     @property
     def pid(self) -> int:
@@ -34,9 +37,18 @@ class ThreadBackend:
     def submit(self, number: int, job: WriteJob) -> None:
         if self._slab is None:
             raise ValueError("a job came before its slab")
-        self._gate = Gate(self._slab)
-        # A daemon: an interpreter that ends does not wait for a store that hangs; nothing is committed from here.
-        threading.Thread(target=self._write, args=(self._gate, number, job), name="spot-write", daemon=True).start()
+        gate = self._gate = Gate(self._slab)
+        self._work.put(lambda: self._write(gate, number, job))
+
+    def _hire(self) -> None:
+        # One thread per job, since one may hang; that of the next job waits already: the trainer would stand still for
+        # its start. A daemon: an interpreter that ends does not wait for a store; nothing is committed from here.
+        threading.Thread(target=self._serve, name="spot-write", daemon=True).start()
+
+    def _serve(self) -> None:
+        if (write := self._work.get()) is not None:
+            self._hire()
+            write()
 
     def ring(self) -> None:
         if self._gate is not None:
@@ -52,6 +64,7 @@ class ThreadBackend:
 
     def close(self, timeout_s: float) -> None:
         self.kill()
+        self._work.put(None)
 
     def disown(self) -> None:
         self._gate = None

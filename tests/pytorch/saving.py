@@ -50,7 +50,9 @@ class Saver:
             dist.broadcast_object_list(targets, src=0, group=self.group)
         self.stager.stage(plan)
         index = plan.index(theirs.tree, mine.tree)
-        part = self.client.submit(WriteJob(plan.rank, targets[0][plan.rank], plan.size, index)).result(60)
+        written = self.client.submit(WriteJob(plan.rank, targets[0][plan.rank], plan.size, index))
+        self.stager.go()
+        part = written.result(60)
         parts = [part]
         if self.group is not None:
             parts = [None] * self.planner.world_size

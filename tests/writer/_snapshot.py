@@ -57,7 +57,9 @@ def save(
     """Stage and submit, as a session does; the caller waits."""
     stager.stage(plan, stable)
     where = target(step)
-    return client.submit(WriteJob(0, where, plan.size, index)), where
+    future = client.submit(WriteJob(0, where, plan.size, index))
+    stager.go()
+    return future, where
 
 
 def blob_bytes(store: Store, part: Part) -> bytes:
