@@ -124,9 +124,17 @@ class ProcessBackend:
                 index_key=job.target.index_key,
                 size=job.size,
             )
-        except (OSError, TypeError, ValueError) as error:
-            self._job = None
-            self._on_end(number, error)
+        except OSError as error:
+            # A broken pipe says that the writer is gone, the reader says how; it may have looked before the job came.
+            self._reader.join(_REAP_S)
+            if self._job == number:
+                self._fail(number, error)
+        except (TypeError, ValueError) as error:
+            self._fail(number, error)
+
+    def _fail(self, number: int, error: Exception) -> None:
+        self._job = None
+        self._on_end(number, error)
 
     def _read(self) -> None:
         while (frame := self._wire.receive()) is not None:
