@@ -1,0 +1,125 @@
+"""All that is taken from transformers; tests/trainer/test_compat.py fails when a private name of it vanishes.
+
+Known to work with transformers 5.24. `check` refuses a version in which one of the names is gone.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import transformers
+from transformers.trainer_callback import ExportableState, TrainerCallback
+from transformers.trainer_utils import TrainOutput, get_last_checkpoint
+
+from spot_core.errors import ConfigError
+
+__all__ = ["ExportableState", "TrainOutput", "TrainerCallback", "get_last_checkpoint"]  # and what is defined here
+
+module = importlib.import_module("transformers.trainer")
+"""Not by attribute: it may be in the middle of its own import."""
+
+METHODS = (
+    "_inner_training_loop",  # one training: everything between the first loader and the last callback
+    "_init_training_state",  # makes TrainerState, and says in which epoch and where in it training begins
+    "_load_optimizer_and_scheduler",
+    "_load_scaler",
+    "_load_rng_state",  # too late for us: after the first batches were fetched
+    "_run_epoch",
+    "_maybe_log_save_evaluate",  # everything that follows an optimizer step or an epoch
+    "_finalize_training",  # loads the best model, writes the last row
+)
+"""Methods of the Trainer that are replaced on the instance while it trains."""
+
+VALUES = (
+    "_tr_loss",  # tensor: sum of losses since the last logged row
+    "_total_loss_scalar",  # the same, up to the last row
+    "_globalstep_last_logged",
+    "_initial_global_step",  # the mean loss of the whole training counts from here
+)
+"""Sums behind the logged losses; made anew at each start of the loop."""
+
+PARAMETERS = {
+    "_inner_training_loop": ("batch_size", "resume_from_checkpoint"),
+    "_init_training_state": ("num_update_steps_per_epoch", "resume_from_checkpoint"),
+    "_run_epoch": (
+        *("model", "epoch", "train_dataloader", "steps_in_epoch", "num_update_steps_per_epoch", "trial"),
+        *("ignore_keys_for_eval", "start_time", "resume_from_checkpoint", "steps_trained_in_current_epoch"),
+    ),
+    "_maybe_log_save_evaluate": (
+        *("tr_loss", "grad_norm", "model", "trial", "epoch", "ignore_keys_for_eval", "start_time", "learning_rate"),
+    ),
+    "_finalize_training": ("start_time",),
+}
+"""Parameters that are read or replaced on the way through."""
+
+
+def check(trainer: Any) -> None:
+    """Raises ConfigError when this version of transformers is put together in another way."""
+    missing = [name for name in METHODS if not hasattr(trainer, name)]
+    for name, parameters in PARAMETERS.items():
+        if name not in missing:
+            present = inspect.signature(getattr(trainer, name)).parameters
+            missing += [f"{name}({parameter})" for parameter in parameters if parameter not in present]
+    if not hasattr(module, "skip_first_batches"):
+        missing.append("skip_first_batches")
+    if missing:
+        raise ConfigError(
+            f"The Trainer of transformers {transformers.__version__} has no {', '.join(missing)}: its loop is another "
+            "than the one that is known to be resumed exactly.",
+            hint="Use transformers 5.24.",
+        )
+
+
+@contextmanager
+def nothing_skipped() -> Iterator[None]:
+    """The loader stands at its place already; the Trainer would build another one to skip what was trained on.
+
+    Why here: it calls the function by the name in its module.
+    """
+    original = module.skip_first_batches
+    module.skip_first_batches = lambda loader, num_batches=0: loader
+    try:
+        yield
+    finally:
+        module.skip_first_batches = original
+
+
+def do_what_is_due(trainer: Any, **given: Any) -> None:
+    """The row, the evaluation and the checkpoint that follow a step."""
+    trainer._maybe_log_save_evaluate(tr_loss=trainer._tr_loss, **given)
+
+
+def batch_size(trainer: Any) -> int:
+    """Per process and forward pass; what `auto_find_batch_size` has come to."""
+    return int(trainer._train_batch_size)
+
+
+def losses(trainer: Any) -> dict[str, Any]:
+    return {name: getattr(trainer, name) for name in VALUES}
+
+
+def set_losses(trainer: Any, saved: dict[str, Any]) -> None:
+    for name in VALUES:
+        value = saved[name]
+        setattr(trainer, name, value.to(trainer.args.device) if hasattr(value, "to") else value)
+
+
+def inner_loader(loader: Any) -> Any:
+    """The DataLoader that accelerate's wrapper reads from; None for any other loader.
+
+    (`base_dataloader` has no underscore, but no documentation either. The wrapper says it is of its loader's class.)
+    """
+    return vars(loader).get("base_dataloader") if hasattr(loader, "__dict__") else None
+
+
+def set_inner_loader(loader: Any, inner: Any) -> None:
+    loader.base_dataloader = inner
+
+
+def fetched_ahead(loader: Any) -> int:
+    """How many batches accelerate's wrapper has fetched beyond the one that is trained on."""
+    return 0 if loader.end_of_dataloader else 1

@@ -1,0 +1,96 @@
+"""What is put back when a training resumes, and when: the Trainer asks for it in the course of its own start."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from accelerate_spot.trainer import _compat, capture
+from spot_core.errors import ResumeMismatchError, TopologyError
+from spot_core.pytorch import fits, modules, rng
+from spot_core.pytorch.session import Resumed
+
+
+class Restored:
+    """One loaded generation, on one rank."""
+
+    def __init__(self, resumed: Resumed, uri: str) -> None:
+        local = resumed.state.local
+        if local is None or not resumed.state.same_world:
+            raise TopologyError(
+                f"generation {resumed.generation} was saved by another number of ranks: it holds no state of this one.",
+                hint="Start with the number of ranks of the run.",
+            )
+        self.local = local
+        self.step = resumed.step
+        self.finished = resumed.finished
+        self.generation = resumed.generation
+        self.name = f"{uri} generation {resumed.generation}"
+        """Stands where the Trainer has the folder of a checkpoint."""
+        self._shared = resumed.state.shared
+
+    @property
+    def epoch(self) -> int:
+        return int(self.local["place"]["epoch"])
+
+    @property
+    def updates(self) -> int:
+        """Optimizer steps done in that epoch."""
+        return int(self.local["place"]["updates"])
+
+    @property
+    def batches(self) -> int:
+        """Batches of it that were trained on."""
+        return int(self.local["place"]["batches"])
+
+    def load_model(self, trainer: Any) -> None:
+        model = trainer.model
+        saved = self._shared["model"]
+        own = model.state_dict().keys()
+        if own != saved.keys():
+            present = {fits.plain_name(name): name for name in own}
+            saved = {present.get(fits.plain_name(name), name): value for name, value in saved.items()}
+        model.load_state_dict(saved)
+        modules.set_buffers(model, self.local["buffers"])
+
+    def load_optimizer_and_scheduler(self, trainer: Any) -> None:
+        trainer.optimizer.load_state_dict(self._shared["optimizer"])
+        trainer.lr_scheduler.load_state_dict(self.local["scheduler"])
+
+    def load_scaler(self, trainer: Any) -> None:
+        if self.local["scaler"] is not None and trainer.accelerator.scaler is not None:
+            trainer.accelerator.scaler.load_state_dict(self.local["scaler"])
+
+    def load_state(self, trainer: Any, updates_per_epoch: int) -> None:
+        """TrainerState, and that of callbacks. Raises ResumeMismatchError for an epoch of another length."""
+        saved = int(self.local["place"]["updates_per_epoch"])
+        if saved != updates_per_epoch:
+            raise ResumeMismatchError(
+                f"{self.name}: an epoch had {saved} optimizer steps when it was saved and has {updates_per_epoch} now. "
+                "Data set, batch size or gradient accumulation differ, so the place in the data is not the same one. "
+                "Nothing was changed.",
+                hint="Go back to the data and the batch size of the run, or give this job a run folder of its own.",
+            )
+        capture.set_state(trainer, self.local["state"])
+        best = trainer.state.best_model_checkpoint
+        if best is not None and not os.path.isdir(best):
+            trainer.state.best_model_checkpoint = None  # as the Trainer does: it was deleted meanwhile
+        capture.set_callback_states(trainer, self.local["callbacks"])
+
+    def into_loop(self, trainer: Any) -> None:
+        """The rest, when every `on_epoch_begin` is over. Random state comes last."""
+        _compat.set_losses(trainer, self.local["losses"])
+        trainer.current_flos = self.local["flos"]
+        capture.set_control(trainer, self.local["control"])
+        modules.set_modes(trainer.model, self.local["modes"])
+        rng.restore(self.local["rng"])
+
+    def output(self, trainer: Any) -> _compat.TrainOutput:
+        """What `train` returned when this training had finished; the trainer is left as it was left then."""
+        self.load_model(trainer)
+        capture.set_state(trainer, self.local["state"])
+        capture.set_callback_states(trainer, self.local["callbacks"])
+        modules.set_modes(trainer.model, self.local["modes"])
+        rng.restore(self.local["rng"])
+        trainer.is_in_train = False
+        return _compat.TrainOutput(*self.local["output"])
