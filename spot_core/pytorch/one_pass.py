@@ -1,4 +1,4 @@
-"""One pass over the user's sampler: from where, under which seed, how far."""
+"""One pass over the user's own sampler: from where, under which seed, how far."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from torch.utils.data import (
 )
 from torch.utils.data.distributed import DistributedSampler
 
+from spot_core.pytorch.order import Order
 from spot_core.pytorch.sampling import GlobalSampler
-from spot_core.pytorch.streams import StreamIterator, mix
+from spot_core.pytorch.streams import StreamIterator
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +31,12 @@ _DRAWS_FROM_TORCH = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 class OnePass:
     """One pass over the user's sampler: from where, under which seed, how far."""
 
-    def __init__(self, loader: DataLoader[Any]) -> None:
+    dealt = False
+    weight = 1.0
+
+    def __init__(self, loader: DataLoader[Any], *, seed: int, world_size: int) -> None:
+        """`seed`: of the private stream of this pass, for samplers that have no generator."""
+        self._loader = loader
         self._source = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
         self._batched = loader.batch_sampler is not None
         self._loader_generator = loader.generator
@@ -45,28 +51,23 @@ class OnePass:
         self.memory: dict[str, Any] = {}
         self._skip = 0
         self._sizes: deque[int] = deque()
-        self._seed = 0
+        self._seed = seed
+        self._world_size = world_size
 
-    def take_up(self, state: Mapping[str, Any], world_size: int) -> None:
-        """Start at a saved place instead of the beginning."""
+    def take_up(self, state: Mapping[str, Any]) -> None:
+        """Start at a place that as many ranks saved with batches as large, instead of the beginning."""
         self._put_back(state)
         self.batches, self.samples = state["batches"], state["samples"]
         self._skip = self.batches
-        seeking = next((s for s in self._samplers if isinstance(s, GlobalSampler)), None)
-        if seeking is not None:  # an offset into the data, whatever the batch size and the number of ranks were
-            seeking.seek(state["offset"])
-            self.samples = state["offset"] // world_size
-            self._skip = 0
-        elif state["batches_in_pass"] != self.length:
+        if state["batches_in_pass"] != self.length:
             log.warning("the data had %s batches per pass when the place was saved and have %s now: the place is kept "
                         "by counting batches", state["batches_in_pass"], self.length)
 
-    def pass_over(self, state: Mapping[str, Any], seed: int) -> None:
+    def pass_over(self, state: Mapping[str, Any]) -> None:
         """The saved pass has ended: leave what draws by itself as that pass had left it. Reads no data."""
         remembers = any(saved is not None and "state" in saved for saved in state.get("samplers", ()))
         if state["pass"] >= 0 and (remembers or state.get("generators")):
             self._put_back(state)
-            self._seed = seed
             if self._loader_generator is not None:  # a DataLoader draws the seed of its workers from it first
                 torch.empty((), dtype=torch.int64).random_(generator=self._loader_generator)
             deque(self._iterate(), maxlen=0)
@@ -87,16 +88,24 @@ class OnePass:
         """What the same pass needs to be opened again: generators and samplers as they are at its beginning."""
         self.memory = {
             "generators": [generator.get_state() for generator in self._generators],
-            "samplers": [_sampler_state(sampler) for sampler in self._samplers],
+            **self._remember_samplers(),
         }
 
-    def seeds(self, seed: int, number: int, rank: int) -> None:
-        self._seed = mix(seed, number)
+    def _remember_samplers(self) -> dict[str, Any]:
+        order = self.order()
+        return {
+            "samplers": [_sampler_state(sampler) for sampler in self._samplers],
+            "order": None if order is None else order.to_state(),
+        }
+
+    def order(self) -> Order | None:
+        """The order of this pass, where it can be told. Its generator, if any, has to be at the pass's beginning."""
+        return Order.of(self._loader, seed=self._seed)
 
     def indices(self) -> Iterator[tuple[int, Any]]:
         """(batch number, index or indices) from the place on."""
         # A DistributedSampler is told its epoch after workers-less loaders were opened: look again.
-        self.memory["samplers"] = [_sampler_state(sampler) for sampler in self._samplers]
+        self.memory |= self._remember_samplers()
         number = self.batches - self._skip
         for request in self._iterate():
             number += 1
@@ -118,6 +127,16 @@ class OnePass:
     def consumed(self) -> None:
         self.batches += 1
         self.samples += self._sizes.popleft()
+
+    def place(self) -> dict[str, Any]:
+        return {
+            "batches": self.batches,
+            "samples": self.samples,
+            "offset": self.samples * self._world_size,
+            "part": 0,
+            "batches_in_pass": self.length,
+            **self.memory,
+        }
 
 
 def _nested(sampler: Any) -> Iterator[Any]:

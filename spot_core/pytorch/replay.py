@@ -21,9 +21,9 @@ log = logging.getLogger(__name__)
 class ReplayView(ResumableView):
     """Anything that can only be read from its beginning: the passed part is read again and dropped."""
 
-    def __init__(self, loader: Any, *, seed: int, rank: int) -> None:
-        super().__init__(loader)
-        self._seed, self._rank, self._world_size = seed, rank, 1
+    def __init__(self, loader: Any, *, seed: int, rank: int, world_size: int = 1) -> None:
+        super().__init__(loader, world_size=world_size)
+        self._seed, self._rank = seed, rank
         self._pass = -1
         self._inner: Any = None
         self._opening: dict[str, Any] = {}
@@ -73,7 +73,13 @@ class ReplayView(ResumableView):
         return self._place()
 
     def _place(self) -> dict[str, Any]:
-        return {"kind": type(self).__name__, "seed": self._seed, "pass": self._pass, **self._opening}
+        return {
+            "kind": type(self).__name__,
+            "world": self._world_size,
+            "seed": self._seed,
+            "pass": self._pass,
+            **self._opening,
+        }
 
 
 class DirectView(ResumableView):
@@ -85,11 +91,12 @@ class DirectView(ResumableView):
         return _iterator(self._loader)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"kind": type(self).__name__, "pass": 0, "loader": self._loader.state_dict()}
+        return _place_of(self, self._loader.state_dict())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         state = _as_place(self, state)
         self._check_kind(state)
+        self._check_world(state)
         if not state.get("ended") and state["kind"] == type(self).__name__:
             self._loader.load_state_dict(state["loader"])
 
@@ -118,12 +125,16 @@ class StatefulView(ResumableView):
         return self._place()
 
     def _place(self) -> dict[str, Any]:
-        return {"kind": type(self).__name__, "pass": 0, "loader": nested.frozen(self._loader.state_dict())}
+        return _place_of(self, nested.frozen(self._loader.state_dict()))
 
 
 def _as_place(view: ResumableView, state: Mapping[str, Any]) -> Mapping[str, Any]:
     """A state without a kind is the loader's own: of a checkpoint that was made without a view."""
     return state if "kind" in state else {"kind": type(view).__name__, "pass": 0, "loader": state}
+
+
+def _place_of(view: ResumableView, state: Any) -> dict[str, Any]:
+    return {"kind": type(view).__name__, "world": view._world_size, "pass": 0, "loader": state}
 
 
 def _iterator(loader: Any) -> Iterator[Any]:

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from spot_core.errors import ResumeMismatchError
+from spot_core.errors import ResumeMismatchError, TopologyError
 from spot_core.pytorch.streams import CpuRng, isolated
 
 _WHAT = {
@@ -31,11 +31,12 @@ class ResumableView:
 
     _own = frozenset(
         {"_loader", "_pending", "_places", "_reseed", "behind", "look_ahead", "_pass", "_inner", "_iterator"}
-        | {"_seed", "_rank", "_world_size", "_opening", "fetched"}
+        | {"_seed", "_rank", "_world_size", "_opening", "fetched", "_inherited", "_deal"}
     )
 
-    def __init__(self, loader: Any) -> None:
+    def __init__(self, loader: Any, *, world_size: int = 1) -> None:
         self._loader = loader
+        self._world_size = world_size
         self._pending: Mapping[str, Any] | None = None
         self._reseed: tuple[CpuRng, int] | None = None
         self._places: deque[tuple[dict[str, Any], CpuRng | None]] = deque(maxlen=_HISTORY)
@@ -46,6 +47,21 @@ class ResumableView:
     def remember(self, batches: int) -> None:
         """Keep enough places for a trainer that fetches up to `batches` ahead of the one it trains on (2 at first)."""
         self._places = deque(self._places, maxlen=max(batches + 2, _HISTORY))
+
+    @property
+    def splits(self) -> int:
+        """Batches per global batch: more than 1 where the ranks are fewer than those whose batches are dealt."""
+        return 1
+
+    @property
+    def weight(self) -> float:
+        """What the mean loss of the last batch is to be multiplied with (see `deal.Hand`)."""
+        return 1.0
+
+    @property
+    def batches_left(self) -> int | None:
+        """To the end of this pass; None where that is not known."""
+        return None
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:  # `isinstance(view, DataLoader)` answers as for the loader itself
@@ -98,7 +114,7 @@ class ResumableView:
         if self._pending is not None:
             return dict(self._pending)
         if not self._places:
-            return {"kind": type(self).__name__, "pass": -1, **self._identity()}
+            return {"kind": type(self).__name__, "world": self._world_size, "pass": -1, **self._identity()}
         at = max(len(self._places) - 1 - self.behind, 0)
         state = dict(self._places[at][0])
         if self.behind and at + 1 < len(self._places):
@@ -111,9 +127,11 @@ class ResumableView:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The next `iter` goes on from this place; with `ended` set, at the beginning of the pass after it.
 
-        Raises ResumeMismatchError for a place inside a pass of a loader of another kind.
+        Raises ResumeMismatchError for a place inside a pass of a loader of another kind, TopologyError for one that
+        another number of ranks saved, where only as many can find it again.
         """
         self._check_kind(state)
+        self._check_world(state)
         self._pending = dict(state)
         rng = state.get("rng_before_next")
         self._reseed = None if rng is None else (CpuRng.from_state(rng), state.get("ahead", 1))
@@ -136,6 +154,16 @@ class ResumableView:
             "beginning again would train on samples of this epoch twice.",
             hint="Give the kind of loader and data set that the run was started with; to change it, start a run of its "
             "own (another run folder) from exported weights.",
+        )
+
+    def _check_world(self, state: Mapping[str, Any]) -> None:
+        saved = state.get("world", self._world_size)
+        if saved == self._world_size or state.get("ended") or state.get("pass", 0) < 0:
+            return
+        raise TopologyError(
+            f"The place in the data was saved by {saved} ranks, and there are {self._world_size} now. What each of "
+            f"them had read of {_WHAT[type(self).__name__]} is known to itself only and cannot be shared out anew.",
+            hint=f"Start {saved} ranks, resume from the end of an epoch, or give a map-style data set.",
         )
 
     def _identity(self) -> dict[str, Any]:
