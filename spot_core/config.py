@@ -21,6 +21,7 @@ _WORDS: dict[str, tuple[str, ...]] = {
     "verify": ("digests", "sizes"),
     "writer": ("process", "thread"),
     "on_save_error": ("warn", "raise"),
+    "on_resize": ("keep_global_batch", "accept", "refuse"),
 }
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 # Exit codes a launcher or a shell reads as something else; each with what it would be taken for.
@@ -57,6 +58,9 @@ class Settings:
     """What a failed save does: ``"warn"`` (training goes on, up to `max_failed_saves`) or ``"raise"``."""
     max_failed_saves: int = 3
     """Failed saves in a row that are borne with ``on_save_error="warn"``, from 0."""
+    on_resize: str = "keep_global_batch"
+    """What a start with another number of ranks does: ``"keep_global_batch"`` (by gradient accumulation), ``"accept"``
+    (the global batch changes with the ranks) or ``"refuse"``."""
     allow_pickle: bool = False
     """Whether state that only pickle can express may be saved and loaded (digests are checked before)."""
     sources: str = "auto"

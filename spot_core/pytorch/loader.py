@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -37,6 +37,18 @@ class LoadedState:
     """True when as many ranks load as saved: then `local` is exactly what this rank had."""
     missing: tuple[str, ...]
     """Tensors of the template that the generation does not have; they were left alone."""
+    world_size: int
+    """The number of ranks that saved."""
+    nearest: Any
+    """`local`, or for a rank that has none rank 0's: what is alike on all ranks stands there."""
+    _read: Callable[[int], Any] = field(repr=False, compare=False)
+
+    def local_of(self, rank: int) -> Any:
+        """The state that any saving rank had of its own, read when asked for.
+
+        Raises KeyError for a rank that did not save, and as `load` does.
+        """
+        return self._read(rank)
 
 
 def load(
@@ -70,19 +82,46 @@ def load(
     filled = {catalogue.aliases.get(fqn, fqn): tensor for fqn, tensor in known.items()}
     transfers = _into(catalogue, known)
     made = _new_tensors(catalogue, [fqn for fqn in catalogue.shared_names() if fqn not in filled], transfers)
-    prefix, own = local_prefix(rank), rank < catalogue.world_size
-    mine = _new_tensors(catalogue, catalogue.local_names(rank), transfers) if own else {}
+    whose = rank if rank < catalogue.world_size else 0
+    mine = _new_tensors(catalogue, catalogue.local_names(whose), transfers)
     fetch(catalogue, transfers, threads=threads)
-    others = tuple(local_prefix(other) for other in catalogue.local_trees if other != rank)
+    others = tuple(local_prefix(other) for other in catalogue.local_trees if other != whose)
     objects = fetch_bytes(catalogue, [n for n in catalogue.objects if not n.startswith(others)], threads=threads)
 
     shared = join(catalogue.shared_tree, {**made, **filled}, objects, allow_pickle=allow_pickle)
-    local = None
-    if own:
-        tensors, own_objects = _without(prefix, mine), _without(prefix, objects)
-        local = join(catalogue.local_trees[rank], tensors, own_objects, allow_pickle=allow_pickle)
-    missing = tuple(fqn for fqn in wanted if fqn not in known)
-    return LoadedState(shared, local, catalogue.generation, catalogue.world_size == world, missing)
+    nearest = _local(catalogue, whose, mine, objects, allow_pickle=allow_pickle)
+    return LoadedState(
+        shared,
+        nearest if whose == rank else None,
+        catalogue.generation,
+        catalogue.world_size == world,
+        tuple(fqn for fqn in wanted if fqn not in known),
+        catalogue.world_size,
+        nearest,
+        lambda other: _read_local(catalogue, other, threads=threads, allow_pickle=allow_pickle),
+    )
+
+
+def _read_local(catalogue: Catalogue, rank: int, *, threads: int, allow_pickle: bool) -> Any:
+    if rank not in catalogue.local_trees:
+        raise KeyError(f"{catalogue.where} was saved by {catalogue.world_size} ranks: there is no rank {rank}")
+    tensors = read_tensors(catalogue, catalogue.local_names(rank), threads=threads)
+    prefix = local_prefix(rank)
+    objects = fetch_bytes(catalogue, [n for n in catalogue.objects if n.startswith(prefix)], threads=threads)
+    return _local(catalogue, rank, tensors, objects, allow_pickle=allow_pickle)
+
+
+def _local(
+    catalogue: Catalogue,
+    rank: int,
+    tensors: Mapping[str, torch.Tensor],
+    objects: Mapping[str, bytes],
+    *,
+    allow_pickle: bool,
+) -> Any:
+    prefix = local_prefix(rank)
+    tree = catalogue.local_trees[rank]
+    return join(tree, _without(prefix, tensors), _without(prefix, objects), allow_pickle=allow_pickle)
 
 
 def read_tensors(catalogue: Catalogue, names: Iterable[str], *, threads: int = 4) -> dict[str, torch.Tensor]:

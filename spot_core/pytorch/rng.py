@@ -16,7 +16,7 @@ import torch
 
 from spot_core.pytorch.streams import CpuRng, mix
 
-__all__ = ["capture", "reseed", "restore"]
+__all__ = ["capture", "reseed", "restore", "resume"]
 
 _log = logging.getLogger(__name__)
 
@@ -45,6 +45,18 @@ def reseed(seed: int, step: int, rank: int) -> None:
     mixed = mix(seed, step, rank)
     CpuRng.seeded(mixed).apply()
     torch.manual_seed(mixed)  # torch's CPU generator again, and those of all devices
+
+
+def resume(saved: Mapping[str, Any] | None, *, seed: int, step: int, rank: int) -> None:
+    """`restore` what this rank saved; a rank that did not exist then is seeded (`reseed`), and the log says so."""
+    if saved is not None:
+        restore(saved)
+        return
+    _log.warning(
+        "spot: rank %d has no random state in the generation: its generators are seeded from the run's seed, step %d "
+        "and its rank.", rank, step,
+    )
+    reseed(seed, step, rank)
 
 
 def _device_module() -> tuple[str, Any] | None:

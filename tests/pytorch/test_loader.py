@@ -19,7 +19,8 @@ from spot_core.errors import (
     SpotError,
     TornGenerationError,
 )
-from spot_core.pytorch.loader import load
+from spot_core.pytorch.catalogue import Catalogue
+from spot_core.pytorch.loader import load, read_tensors
 from spot_core.pytorch.plan import RankPlan
 from spot_core.run import Run
 from spot_core.verify import Depth
@@ -78,6 +79,19 @@ def test_another_store_and_one_thread_make_no_difference() -> None:
 def test_a_rank_that_did_not_save_has_no_state_of_its_own(run: Run) -> None:
     loaded = load(run.store, save_one(run, {"a": 1}, {"b": 2}), rank=1, world=2)
     assert (loaded.shared, loaded.local, loaded.same_world) == ({"a": 1}, None, False)
+
+
+def test_the_states_of_other_ranks_can_be_read(run: Run) -> None:
+    """A rank that did not save has rank 0's at hand, and any rank can read any other's."""
+    local = rich_local()
+    verified = save_one(run, {"a": 1}, local)
+    for rank in (0, 1):
+        loaded = load(run.store, verified, rank=rank, world=2)
+        assert same(loaded.nearest, local)
+        assert same(loaded.local_of(0), local)
+        assert loaded.world_size == 1
+        with pytest.raises(KeyError, match="no rank 1"):
+            loaded.local_of(1)
 
 
 def test_a_template_is_filled_in_place(run: Run) -> None:
@@ -147,9 +161,10 @@ def test_only_what_is_needed_is_read_but_all_of_that_is_checked(run: Run) -> Non
     verified = save_one(run, {"a": torch.ones(size), "b": torch.zeros(size)}, {"c": torch.ones(size)})
     blob = blob_of(run)
     data = bytearray(blob.read_bytes())
-    data[2 * CHUNK_SIZE + 5] ^= 1  # in this rank's own state, which another rank does not need
+    data[2 * CHUNK_SIZE + 5] ^= 1  # in this rank's own state
     blob.write_bytes(data)
-    assert load(run.store, verified, rank=1, world=2).shared["b"].sum() == 0
+    catalogue = Catalogue.read(run.store, verified)
+    assert read_tensors(catalogue, ["b"])["b"].sum() == 0
     with pytest.raises(CorruptShardError, match="chunk 2"):
         load(run.store, verified, rank=0, world=1)
 

@@ -119,3 +119,16 @@ def test_device_generators_continue() -> None:
     one = torch.rand(4, device="cuda").tolist()
     rng.reseed(1, 2, 3)
     assert torch.rand(4, device="cuda").tolist() == one
+
+
+def test_a_rank_without_a_state_is_seeded_and_the_log_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    saved = rng.capture()
+    expected = torch.rand(3)
+    rng.resume(saved, seed=1, step=2, rank=3)
+    assert torch.equal(torch.rand(3), expected)
+    assert caplog.text == ""
+    rng.resume(None, seed=1, step=2, rank=3)
+    drawn = torch.rand(3)
+    rng.reseed(1, 2, 3)
+    assert torch.equal(torch.rand(3), drawn)
+    assert "rank 3 has no random state" in caplog.text
