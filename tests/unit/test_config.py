@@ -24,6 +24,7 @@ def test_the_defaults_are_valid_and_known() -> None:
         "on_resize": "keep_global_batch",
         "allow_pickle": False,
         "sources": "auto",
+        "preflight": True,
         "storage_options": None,
     }
     assert Settings(keep=4, keep_every=100).retention == Retention(4, 100)
