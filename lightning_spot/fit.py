@@ -15,7 +15,7 @@ from lightning_spot.checkpoint_io import SpotCheckpointIO
 from lightning_spot.loaders import Loaders
 from lightning_spot.restore import Restored
 from spot_core.config import Settings
-from spot_core.errors import ConfigError
+from spot_core.errors import ConfigError, DeadlineError
 from spot_core.patches import Patches
 from spot_core.policy import Decision, Kind
 from spot_core.pytorch import fits, modules, nested
@@ -287,7 +287,11 @@ class Fit:
         self.wait_staged()
         self._held = None
         shared, local = self._capture(at_batch_end=False)
-        self._save(shared, local, reason="the fit has finished", finished=True, wait=True)
+        try:
+            self._save(shared, local, reason="the fit has finished", finished=True, wait=True)
+        except DeadlineError as late:
+            # The machine goes first. To leave as if it were finished would end the job without its last generation.
+            raise _compat.stop_exception(self._trainer, self._open_session.stop(self._step, str(late))) from late
         self.flush_plugin()
 
     def flush_plugin(self) -> None:

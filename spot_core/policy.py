@@ -118,15 +118,20 @@ def decide(
     with the save in flight if that is all there is, else at once. Before that, a maintenance notice and an advisory one
     cause one early save each, and training goes on.
     """
-    stopping = [s for s in standing if s.notice.stops and now >= stop_at(s, timing, window_s)]
-    if stopping:
-        first = min(stopping, key=lambda s: usable_until(s, window_s))
+    first = stopping(now, standing, timing, window_s)
+    if first is not None:
         return _stop(step, now, usable_until(first, window_s), saves, timing, first.notice)
     for s in standing:
         early = s.notice.kind in (NoticeKind.ADVISORY, NoticeKind.MAINTENANCE)
         if early and s.notice.id not in saves.notified and saves.in_flight_s is None and saves.last_step != step:
             return Decision(Kind.SAVE, f"early save, {s.notice.kind.value} notice from {s.notice.source}")
     return _by_interval(step, saves)
+
+
+def stopping(now: float, standing: Sequence[Standing], timing: Timing, window_s: float) -> Standing | None:
+    """The notice that stops the run: of those whose time has come (`stop_at`) the one that leaves the least of it."""
+    come = [s for s in standing if s.notice.stops and now >= stop_at(s, timing, window_s)]
+    return min(come, key=lambda s: usable_until(s, window_s), default=None)
 
 
 def usable_until(standing: Standing, window_s: float) -> float:

@@ -52,8 +52,8 @@ def sharded_tensor_class() -> type[torch.Tensor] | None:
 def clone_default_store() -> Any:
     """A clone, with a connection of its own, of the store that the default process group met over.
 
-    Why private: there is no public accessor, and creating a TCPStore of our own is no way out (under torchrun it would
-    become the client of nobody). Raises ConfigError for a store that has no clone (MPI, a user-made group).
+    Why private: there is no public accessor, and a store of our own takes an address that every rank reaches. Raises
+    ConfigError for a store that has no clone (MPI, a user's own class).
     """
     from torch.distributed import distributed_c10d
 

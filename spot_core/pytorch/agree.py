@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import threading
 from collections.abc import Mapping
@@ -58,6 +59,11 @@ class Agreed:
     aborted: str = ""
     urgent: bool = False
     lost: bool = False
+
+
+def hurry_s(deadline: float | None, now: float) -> float:
+    """How long to wait for silent ranks: a tenth of what is left, between 2 and 5 s; inf without a deadline."""
+    return math.inf if deadline is None else min(5.0, max(2.0, 0.1 * (deadline - now)))
 
 
 class Agreement(Protocol):
@@ -220,9 +226,7 @@ class FreezeAgreement:
         mine = json.dumps(min(deadlines, default=None))
         deadline = json.loads(self._channel.set_if_absent(self._key("open"), mine))
         self._urgent = deadline is not None
-        if deadline is None:
-            return self._patient_s
-        return float(min(5.0, self._patient_s, max(2.0, 0.1 * (deadline - self._clock.now()))))
+        return min(self._patient_s, hurry_s(deadline, self._clock.now()))
 
     def _lead(self, patience_s: float) -> dict[str, Any] | None:
         """Rank 0: freeze everybody once all are awake, then write the result."""

@@ -1,9 +1,8 @@
 """A small key-value channel between the ranks that is no collective: threads may use it while training communicates.
 
-It runs over a clone of the default c10d store. A clone has its own connection: a thread that waits on a shared client
-blocks every other user of it for seconds. Waiting is polling `check()`, because `TCPStore.wait` and `multi_get` print
-C++ warnings each time a timeout passes. No store is ever created here: under torchrun a private TCPStore on a free port
-becomes the client of nobody.
+It runs over a clone of the default c10d store, or over a store of rank 0's own where there is none (`hosted`). A clone
+has its own connection: a thread that waits on a shared client blocks every other user of it for seconds. Waiting is
+polling `check()`, because `TCPStore.wait` and `multi_get` print C++ warnings each time a timeout passes.
 
 Keys begin with ``spot/<torchrun id>/<restart count>/<nonce>``: torchrun's in-place restarts keep the store and the keys
 of the earlier attempt, and a second session in one process must not read the first one's.
@@ -11,6 +10,7 @@ of the earlier attempt, and a second session in one process must not read the fi
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import threading
@@ -20,8 +20,12 @@ from typing import Any
 import torch.distributed as dist
 
 from spot_core.clock import SYSTEM_CLOCK, Clock
-from spot_core.errors import ConfigError, SpotError
+from spot_core.errors import SpotError
 from spot_core.pytorch import _private
+from spot_core.pytorch.hosted import host_store
+from spot_core.pytorch.ranks import Ranks
+
+log = logging.getLogger(__name__)
 
 _FIRST_PAUSE_S = 0.0005
 _LONGEST_PAUSE_S = 0.02
@@ -45,13 +49,18 @@ class Channel:
     """Set, get and wait for keys. Threads may share one channel; a thread that polls all the time takes a `clone()`.
 
     By convention a key that one rank sets ends in ``/<rank>``, so that a timeout can name the rank.
+
+    `hosted` says that the store lives in rank 0's process, for want of one that could be cloned.
     """
 
-    def __init__(self, store: Any, *, rank: int, world_size: int, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(
+        self, store: Any, *, rank: int, world_size: int, clock: Clock = SYSTEM_CLOCK, hosted: bool = False
+    ) -> None:
         self._store = store
-        self._clock = clock
+        self.clock = clock
         self.rank = rank
         self.world_size = world_size
+        self.hosted = hosted
 
     @classmethod
     def open(
@@ -59,32 +68,34 @@ class Channel:
     ) -> Channel:
         """Collective over `group` (gloo): rank 0 draws the nonce. A HashStore of this process when world_size is 1.
 
-        Raises ConfigError when there are several ranks and no default process group, no `group`, or a store that
-        cannot be cloned (then only `agree.LaggedAgreement` is possible).
+        Raises ConfigError when there are several ranks and no default process group or no `group`, or, on every rank,
+        when the default store cannot be cloned and one of the ranks does not reach rank 0 either.
         """
         if world_size == 1:
             return cls(_hash_store(), rank=rank, world_size=1, clock=clock)
-        if group is None or not dist.is_initialized():
-            raise ConfigError(
-                f"{world_size} ranks need an initialised default process group and a gloo group of their own "
-                "(torch.distributed.new_group(backend='gloo'))"
-            )
-        nonce = [secrets.token_hex(8)]
-        dist.broadcast_object_list(nonce, src=dist.get_global_rank(group, 0), group=group)
+        ranks = Ranks(rank, world_size, group)
+        nonce = ranks.from_first(lambda: secrets.token_hex(8))
         prefix = "/".join(
             (
                 "spot",
                 os.environ.get("TORCHELASTIC_RUN_ID", "none"),
                 os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"),
-                nonce[0],
+                nonce,
             )
         )
-        store = dist.PrefixStore(prefix, _private.clone_default_store())  # type: ignore[attr-defined]
-        return cls(store, rank=rank, world_size=world_size, clock=clock)
+        shared: Any
+        shared, errors = ranks.everywhere(_private.clone_default_store)
+        uncloned = [error for error in errors if error is not None]
+        if uncloned:
+            log.debug("rank %d: %s", rank, uncloned[0])
+            shared = host_store(ranks)
+        store = dist.PrefixStore(prefix, shared)  # type: ignore[attr-defined]
+        return cls(store, rank=rank, world_size=world_size, clock=clock, hosted=bool(uncloned))
 
     def clone(self) -> Channel:
         """The same keys over a connection of its own."""
-        return Channel(self._store.clone(), rank=self.rank, world_size=self.world_size, clock=self._clock)
+        store = self._store.clone()
+        return Channel(store, rank=self.rank, world_size=self.world_size, clock=self.clock, hosted=self.hosted)
 
     def set(self, key: str, value: str) -> None:
         try:
@@ -129,10 +140,10 @@ class Channel:
         Raises ChannelTimeout with the missing ones after `timeout_s`, or at once when `cancel` is set.
         """
         cancel = cancel or threading.Event()
-        end = self._clock.monotonic() + timeout_s
+        end = self.clock.monotonic() + timeout_s
         pause = _FIRST_PAUSE_S
         while not self.has(*keys):
-            left = end - self._clock.monotonic()
+            left = end - self.clock.monotonic()
             if left <= 0 or cancel.wait(min(pause, left)):
                 missing = self.missing(keys)
                 if missing:

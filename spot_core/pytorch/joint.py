@@ -10,15 +10,23 @@ from typing import Any
 from spot_core.errors import SpotError
 from spot_core.pytorch.channel import Channel, ChannelTimeout
 from spot_core.pytorch.outcome import error_from_json, error_to_json
+from spot_core.pytorch.pulse import Pulse
 
 log = logging.getLogger(__name__)
 
 
-class Joint:
-    """A numbered sequence of words; `timeout_s` bounds how long a rank waits for rank 0 to come to the same call."""
+_LOOK_S = 1.0
 
-    def __init__(self, channel: Channel, *, timeout_s: float) -> None:
+
+class Joint:
+    """A numbered sequence of words; `timeout_s` bounds how long a rank waits for rank 0 to come to the same call.
+
+    `pulse` is started and closed by its owner.
+    """
+
+    def __init__(self, channel: Channel, *, timeout_s: float, pulse: Pulse) -> None:
         self._channel = channel
+        self._pulse = pulse
         self._timeout_s = timeout_s
         self._number = 0
         self._forgotten = 0
@@ -26,7 +34,7 @@ class Joint:
     def tell(self, say: Callable[[], dict[str, Any]], *, timeout_s: float | None = None) -> dict[str, Any]:
         """What `say` gave on rank 0, as JSON gives it back; a SpotError it raised is raised on every rank.
 
-        Raises ChannelTimeout on the others when rank 0 does not come.
+        Raises ChannelTimeout on the others when rank 0 does not come, ChannelError when it has died.
         """
         number, self._number = self._number, self._number + 1
         if self._channel.rank == 0:
@@ -38,12 +46,23 @@ class Joint:
             assert word is not None
             return word
         limit = self._timeout_s if timeout_s is None else timeout_s
-        heard = json.loads(self._channel.wait([f"j/{number}/0"], limit)[0])
+        heard = json.loads(self._hear(f"j/{number}/0", limit))
         error = error_from_json(heard["error"])
         if error is not None:
             raise error
         told: dict[str, Any] = heard["word"]
         return told
+
+    def _hear(self, key: str, timeout_s: float) -> str:
+        watch, end = self._pulse.watch(), self._channel.clock.monotonic() + timeout_s
+        while True:
+            left_s = end - self._channel.clock.monotonic()
+            try:
+                return self._channel.wait([key], min(left_s, _LOOK_S))[0]
+            except ChannelTimeout as late:
+                if left_s <= _LOOK_S:
+                    raise ChannelTimeout(late.keys, timeout_s) from None
+                watch.look()
 
     def settle(self, timeout_s: float) -> None:
         """After a word that may be the last one: rank 0, whose process may host the store, waits until all heard it.

@@ -14,7 +14,7 @@ from typing import Any
 from spot_core import signals
 from spot_core.clock import Clock
 from spot_core.config import Settings
-from spot_core.errors import DeadlineError, SpotError, StoreError
+from spot_core.errors import SpotError, StoreError
 from spot_core.estimate import Estimator
 from spot_core.generation import Committed, Open
 from spot_core.interval import parse_interval
@@ -24,7 +24,8 @@ from spot_core.manifest import Part
 from spot_core.policy import CONTINUE, Kind
 from spot_core.pytorch import history
 from spot_core.pytorch.agree import Request
-from spot_core.pytorch.channel import Channel
+from spot_core.pytorch.bulletin import Bulletin
+from spot_core.pytorch.channel import Channel, ChannelError
 from spot_core.pytorch.committer import Committer, Flight, Patience
 from spot_core.pytorch.describe import describe
 from spot_core.pytorch.outcome import Outcome, Tally
@@ -33,6 +34,8 @@ from spot_core.pytorch.stage import Stager
 from spot_core.run import Run, Writer
 
 log = logging.getLogger(__name__)
+
+_LOOK_S = 0.25
 
 
 class Lead:
@@ -44,6 +47,7 @@ class Lead:
         settings: Settings,
         writer: Writer,
         channel: Channel,
+        bulletin: Bulletin,
         tally: Tally,
         *,
         resumed: Committed | None,
@@ -52,6 +56,7 @@ class Lead:
     ) -> None:
         self._run = run
         self._clock: Clock = run.clock
+        self._bulletin = bulletin
         self._tally = tally
         self._description = describe(settings)
         self._opened: Open | None = None
@@ -97,10 +102,13 @@ class Lead:
         """The word at the start of a save: finish what is in flight, begin the generation; "gen" None for no save.
 
         With `left_s` the job has to leave after so many seconds: what is in flight gets those that this save can spare.
+        A notice that comes meanwhile does the same.
         """
-        if not self.land(None if left_s is None else max(0.0, left_s - self.pilot.timing.save_s)):
-            log.error("spot: step %d is not saved: the save in flight leaves no time for it", step)
-            return {"outcomes": [], "gen": None}
+        spare_s = self.pilot.timing.save_s
+        if not self.land(None if left_s is None else max(0.0, left_s - spare_s), spare_s=spare_s):
+            late = f"step {step} is not saved: the save in flight leaves no time for it"
+            log.error("spot: %s", late)
+            return {"outcomes": [], "gen": None, **self._late(late)}
         outcomes = self.settle()
         word: dict[str, Any] = {"outcomes": _json(outcomes), "gen": None}
         if any(self._tally.must_raise(outcome) for outcome in outcomes):
@@ -144,13 +152,16 @@ class Lead:
             self._flight.blocked_s += seconds
 
     def drain(self, timeout_s: float | None) -> dict[str, Any]:
-        """The word of a drain. Raises DeadlineError."""
+        """The word of a drain; "late" says why it did not finish, and "until" when the job has to leave."""
         if not self.land(timeout_s):
             assert self._flight is not None
-            raise DeadlineError(
-                f"The save of step {self._flight.step} did not finish within {timeout_s} s; it goes on."
-            )
+            within = "before the machine goes" if timeout_s is None else f"within {timeout_s} s"
+            late = f"The save of step {self._flight.step} did not finish {within}; it goes on."
+            return {"outcomes": [], **self._late(late)}
         return {"outcomes": _json(self.settle())}
+
+    def _late(self, why: str) -> dict[str, Any]:
+        return {"late": why, "until": self.pilot.stop_until()}
 
     def last_words(self, step: int, reason: str, *, left_s: float, exit_code: int) -> dict[str, Any]:
         """The word of a stop: land the save in flight within `left_s`, put the stop record."""
@@ -172,9 +183,27 @@ class Lead:
         log.warning("spot: stopped at step %d: %s", step, text)
         return {"record": asdict(record), "saved": saved}
 
-    def land(self, timeout_s: float | None) -> bool:
-        """Wait for the save in flight; False when it did not end in time."""
-        return self._flight is None or self._flight.done.wait(timeout_s)
+    def land(self, timeout_s: float | None, *, spare_s: float = 0.0) -> bool:
+        """Wait for the save in flight; False when it did not end in time.
+
+        Without a time-out a notice that stops the run sets one, `spare_s` before the job has to leave: the loop, which
+        would hear of it at its next boundary, stands still here.
+        """
+        if self._flight is None or timeout_s is not None:
+            return self._flight is None or self._flight.done.wait(timeout_s)
+        while not self._flight.done.wait(_LOOK_S):
+            self._hear_meanwhile()
+            until = self.pilot.stop_until()
+            if until is not None and self._clock.now() >= until - spare_s:
+                return False
+        return True
+
+    def _hear_meanwhile(self) -> None:
+        try:
+            for notice in self._bulletin.read():
+                self.pilot.heard(notice)
+        except ChannelError as error:
+            log.debug("no word of notices: %s", error)
 
     def settle(self) -> list[Outcome]:
         """Learn from a save that has ended; its outcome stays until all ranks have heard it (`heard`)."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import socket
 import weakref
@@ -18,22 +19,29 @@ from spot_core.generation import Committed
 from spot_core.launch.stoprecord import StopRecord, leave_note
 from spot_core.manifest import Part
 from spot_core.pytorch.agree import Agreement, FreezeAgreement
+from spot_core.pytorch.bulletin import Bulletin
 from spot_core.pytorch.channel import Channel
 from spot_core.pytorch.committer import Patience
 from spot_core.pytorch.joint import Joint
+from spot_core.pytorch.lagged import LaggedAgreement
 from spot_core.pytorch.plan import Planner
+from spot_core.pytorch.pulse import Pulse
 from spot_core.pytorch.ranks import Ranks
 from spot_core.pytorch.resplit import Resplitter
 from spot_core.pytorch.stage import Stager
 from spot_core.run import Run
 from spot_core.writer import WriterClient
 
+log = logging.getLogger(__name__)
+
 
 @dataclass
 class Live:
     life: int
     channel: Channel
+    pulse: Pulse
     joint: Joint
+    bulletin: Bulletin
     agreement: Agreement
     client: WriterClient
     stager: Stager
@@ -60,11 +68,15 @@ class Live:
         if sources is None:
             sources = signals.sources(settings.sources, grace_s=settings.grace_s, clock=run.clock)
         client = WriterClient.start(run.store, mode="thread" if settings.writer == "thread" else "process")
+        pulse = Pulse(channel, silent_s=patience.silent_s)
+        pulse.start()
         return cls(
             life,
             channel,
-            Joint(channel, timeout_s=patience.joint_s),
-            FreezeAgreement(channel, clock=run.clock),
+            pulse,
+            Joint(channel, timeout_s=patience.joint_s, pulse=pulse),
+            Bulletin(channel),
+            _agreement(ranks, channel, patience),
             client,
             Stager(client),
             Planner(ranks.group),
@@ -86,6 +98,7 @@ class Live:
         """No more notices, no more agreements."""
         self.watcher.close()
         self.agreement.close()
+        self.pulse.close()
 
     def close(self, timeout_s: float) -> None:
         """End the writer; this rank's part, if still being written, gets `timeout_s`."""
@@ -94,6 +107,21 @@ class Live:
         self.stager.close()
         self.splitter.forget()
         self.client.close()
+
+
+def _agreement(ranks: Ranks, channel: Channel, patience: Patience) -> Agreement:
+    """The cheap one, unless its store would be rank 0's process, which may be the one that has to go first."""
+    if not channel.hosted:
+        if ranks.rank == 0 and ranks.world_size > 1:
+            log.info("spot: the ranks agree over a clone of the store that they met over")
+        return FreezeAgreement(channel, clock=channel.clock)
+    if ranks.rank == 0:
+        log.warning(
+            "spot: the store that the ranks met over cannot be cloned: they agree by an all-reduce at every step, and "
+            "report their saves over a store that rank 0 hosts"
+        )
+    assert ranks.group is not None
+    return LaggedAgreement(ranks.group, patient_s=patience.joint_s, clock=channel.clock)
 
 
 def claim_info(world_size: int, resumed: Committed | None) -> dict[str, Any]:

@@ -75,6 +75,11 @@ class Pilot:
     def heard(self, notice: Notice) -> None:
         self._standing = policy.remember(self._standing, notice, self._clock.now())
 
+    def stop_until(self) -> float | None:
+        """Until when (unix s) saving may go on, once a notice stops the run; None while none does."""
+        first = policy.stopping(self._clock.now(), self._standing, self.timing, self._window_s)
+        return None if first is None else policy.usable_until(first, self._window_s)
+
     def decide(self, step: int, *, step_due: bool, in_flight_s: float | None) -> Decision:
         """The decision for this boundary, on behalf of all ranks."""
         saves = Saves(

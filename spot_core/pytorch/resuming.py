@@ -77,7 +77,7 @@ class Search:
         def attempt() -> LoadedState:
             if self.check is not None:
                 self.check(committed.manifest)
-            return self.load(Verified(committed, Depth.SIZES, self.run.store))
+            return self.load(self.run.verify(committed, Depth.MARKER))
 
         state, errors = self.ranks.everywhere(attempt)
         # What is wrong with the run or the store, and not with this one generation, stops every rank.

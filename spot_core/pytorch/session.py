@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from spot_core import layout, memory, signals
 from spot_core.config import Settings
-from spot_core.errors import ConfigError, NoGenerationError, SaveError, SpotError
+from spot_core.errors import ConfigError, DeadlineError, NoGenerationError, SaveError, SpotError
 from spot_core.generation import Committed
 from spot_core.interval import Rule, parse_interval
 from spot_core.launch.stoprecord import StopRecord
@@ -213,6 +213,7 @@ class Session:
                 self._settings,
                 writer,
                 channel,
+                self._live.bulletin,
                 self._tally,
                 resumed=self._resumed,
                 damaged=self._damaged,
@@ -260,6 +261,7 @@ class Session:
             deadline = now + self._settings.window_s if notice.deadline is None else notice.deadline
             deadline = deadline if deadline - now < _NEAR_S else None
         live.agreement.request(Request("notice", notice.to_json(), deadline))
+        live.bulletin.post(notice)
 
     def _look(self, live: Live, step: int, agreed: Agreed | None, *, step_due: bool, inside: bool) -> Decision:
         """All ranks are at this boundary: rank 0 decides for all, and outcomes of saves are taken."""
@@ -312,8 +314,8 @@ class Session:
         state); their copy overlaps what follows. Everything else is copied before this returns.
         `droppable`: dotted paths in `shared` under which a value that cannot be saved is left out (see `state.split`).
         A save still in flight is finished first. `wait=True` also finishes this one and takes its outcome; after a
-        stopping decision it waits no longer than the deadline, and leaves the outcome to `stop`; if the one in flight
-        leaves no time for another, nothing is saved.
+        stopping decision it waits no longer than the deadline, and leaves the outcome to `stop`. If a stopping notice
+        comes and the one in flight leaves no time for another, nothing is saved: the next boundary stops the run.
         A step that this life has committed already is not saved again; with `finished=True` it is, as the first
         generation of one more life, since a generation is never overwritten.
 
@@ -321,8 +323,9 @@ class Session:
         counted and logged, or raised (SaveError); more than `settings.max_failed_saves` in a row always raise.
         FencedError always raises: a newer life owns the run.
 
-        Raises SaveError, on every rank, when the states of the ranks do not fit together; ConfigError for a state that
-        could not be loaded back (SaveError on the ranks where it could).
+        Raises DeadlineError, on every rank, when `wait=True` outlasts a stopping notice that no boundary has heard of
+        yet (call `stop`); SaveError, on every rank, when the states of the ranks do not fit together; ConfigError for
+        a state that could not be loaded back (SaveError on the ranks where it could).
         """
         live = self._started()
         called = self._clock.monotonic()
@@ -340,6 +343,8 @@ class Session:
         word = live.joint.tell(open_save)
         self._take(word)
         if word["gen"] is None:
+            if wait and self._until is None:
+                self._raise_late(word)
             return
         began = self._clock.monotonic()
         live.life = word["gen"][0]
@@ -378,13 +383,20 @@ class Session:
         """Collective: finish the save in flight and take its outcome.
 
         Returns the newest generation committed by this life (None when there is none), on every rank the same one.
-        Raises as `save` does; DeadlineError when `timeout_s` passes first (the save goes on).
+        Raises as `save` does; DeadlineError, on every rank, when `timeout_s` passes first, or without one the time that
+        a stopping notice leaves (the save goes on). After the latter only `stop` is of use.
         """
         live = self._started()
         word = live.joint.tell(lambda: self._leading().drain(timeout_s))
         live.joint.settle(self._patience.stop_s)
         self._take(word)
+        self._raise_late(word)
         return self._tally.newest
+
+    def _raise_late(self, word: Mapping[str, Any]) -> None:
+        if word.get("late"):
+            self._until = word["until"] if self._until is None else self._until
+            raise DeadlineError(word["late"])
 
     def _take(self, word: Mapping[str, Any]) -> None:
         """On every rank, at the same call: count or raise what rank 0 told of."""

@@ -52,7 +52,7 @@ class Signals:
 def episode(number, rank, scenario, channel, group, signals, rng):
     """Run until a stop is agreed; everything that was agreed, as [step, kinds]."""
     if scenario.get("lagged"):
-        agreement = LaggedAgreement(group, timeout_s=20)
+        agreement = LaggedAgreement(group, patient_s=scenario.get("patient_s", 20))
     else:
         agreement = FreezeAgreement(channel, poll_s=scenario["poll_s"], patient_s=scenario.get("patient_s", 60))
     signals.agreement = agreement

@@ -9,13 +9,19 @@ import torch.distributed as dist
 
 from spot_core.errors import ConfigError, FencedError, SaveError
 from spot_core.pytorch.channel import Channel, ChannelError, ChannelTimeout
+from spot_core.pytorch.hosted import _join
 from spot_core.pytorch.joint import Joint
+from spot_core.pytorch.pulse import Pulse
 
 
 @pytest.fixture
 def pair() -> tuple[Channel, Channel]:
     store = dist.HashStore()
     return Channel(store, rank=0, world_size=2), Channel(store, rank=1, world_size=2)
+
+
+def joint_of(channel: Channel, silent_s: float = 30) -> Joint:
+    return Joint(channel, timeout_s=5, pulse=Pulse(channel, silent_s=silent_s))
 
 
 def test_a_timeout_names_the_ranks_that_are_missing(pair: tuple[Channel, Channel]) -> None:
@@ -74,7 +80,7 @@ def _call_until_noticed(client: Channel) -> None:
 
 
 def test_words_of_rank_0_reach_the_others_and_so_do_its_errors(pair: tuple[Channel, Channel]) -> None:
-    first, second = (Joint(channel, timeout_s=5) for channel in pair)
+    first, second = (joint_of(channel) for channel in pair)
     assert first.tell(lambda: {"n": 1}) == {"n": 1}
     assert second.tell(dict) == {"n": 1}
 
@@ -92,7 +98,7 @@ def test_words_of_rank_0_reach_the_others_and_so_do_its_errors(pair: tuple[Chann
 
 
 def test_an_unforeseen_error_on_rank_0_does_not_leave_the_others_waiting(pair: tuple[Channel, Channel]) -> None:
-    first, second = (Joint(channel, timeout_s=5) for channel in pair)
+    first, second = (joint_of(channel) for channel in pair)
 
     def broken() -> dict[str, object]:
         raise ZeroDivisionError("by zero")
@@ -104,7 +110,7 @@ def test_an_unforeseen_error_on_rank_0_does_not_leave_the_others_waiting(pair: t
 
 
 def test_rank_0_stays_until_its_last_word_was_heard(pair: tuple[Channel, Channel]) -> None:
-    first, second = (Joint(channel, timeout_s=5) for channel in pair)
+    first, second = (joint_of(channel) for channel in pair)
     first.tell(lambda: {"n": 1})
     settled = threading.Event()
     thread = threading.Thread(target=lambda: (first.settle(30), settled.set()))
@@ -117,7 +123,27 @@ def test_rank_0_stays_until_its_last_word_was_heard(pair: tuple[Channel, Channel
 
 
 def test_rank_0_does_not_stay_for_ever(pair: tuple[Channel, Channel], caplog: pytest.LogCaptureFixture) -> None:
-    first = Joint(pair[0], timeout_s=5)
+    first = joint_of(pair[0])
     first.tell(lambda: {"n": 1})
     first.settle(0.05)
     assert "no word from rank 1" in caplog.messages[0]
+
+
+def test_a_rank_0_that_is_slow_is_waited_for_and_a_silent_one_is_not(pair: tuple[Channel, Channel]) -> None:
+    pulse = Pulse(pair[0], silent_s=0.5)
+    pulse.start()
+    with pytest.raises(ChannelTimeout, match=r"rank 0 within 2\.2 s"):
+        joint_of(pair[1], silent_s=0.5).tell(dict, timeout_s=2.2)
+    pulse.close()
+    with pytest.raises(ChannelError, match=r"rank 0 has given no sign of life .* while rank 1 waited") as caught:
+        joint_of(pair[1], silent_s=0.5).tell(dict)
+    assert not isinstance(caught.value, ChannelTimeout)
+
+
+def test_a_rank_that_reaches_no_address_of_rank_0_says_which_were_tried() -> None:
+    server = dist.TCPStore("127.0.0.1", 0, 1, True, wait_for_workers=False)
+    port = server.port
+    assert _join("no.such.host.invalid", ["127.0.0.1"], port, 3).port == port
+    del server
+    with pytest.raises(ConfigError, match=rf"rank 3 does not reach .* port {port} of no\.such\.host.*127\.0\.0\.1 \("):
+        _join("no.such.host.invalid", ["127.0.0.1"], port, 3)

@@ -118,3 +118,15 @@ def test_a_rank_that_comes_late_takes_the_abort_too():
         late = ranks.outs(0, [2], timeout_s=20)
         for out in (*others, *late):
             assert "rank 2" in out[-1][2]
+
+
+def test_without_a_store_a_silent_rank_ends_bounded_too():
+    with Ranks(4, skew=0, lagged=True, last_words=True, patient_s=4.0) as ranks:
+        pids = ranks.ready(0)
+        os.kill(pids[2], signal.SIGSTOP)
+        os.kill(pids[1], signal.SIGUSR2)
+        (asker,) = ranks.outs(0, [1], timeout_s=20)
+        assert "not every rank has come to the same boundary" in asker[-1][2]
+        # The others asked for nothing, and wait for longer.
+        for out in ranks.outs(0, [0, 3], timeout_s=20):
+            assert out[-1][2].startswith("the ranks could not agree")

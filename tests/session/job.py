@@ -1,5 +1,6 @@
 """A small training that the session tests run: in the test's process as one rank, or as a process per rank
-(``python -m tests.session.job RANK WORLD PORT``, the store being hosted by the test)."""
+(``python -m tests.session.job RANK WORLD PORT STORE``, the store being hosted by the test; STORE "own" hides it in one
+of a class that cannot be cloned)."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ import signal
 import sys
 from datetime import timedelta
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 import torch
@@ -106,11 +108,37 @@ def train(session: Session, training: Training, steps: int, after: Any = None) -
     return None
 
 
+class OwnStore(dist.Store):
+    """A user's own class of store: what process groups need, and no more."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def set(self, key: str, value: Any) -> None:
+        self.inner.set(key, value)
+
+    def get(self, key: str) -> bytes:
+        value: bytes = self.inner.get(key)
+        return value
+
+    def add(self, key: str, amount: int) -> int:
+        return int(self.inner.add(key, amount))
+
+    def check(self, keys: list[str]) -> bool:
+        return bool(self.inner.check(keys))
+
+    def wait(self, keys: list[str], *timeout: timedelta) -> None:
+        self.inner.wait(keys, *timeout)
+
+
 def main() -> None:
     """Runs one scenario after another, a line of JSON on stdin each, and answers each with a line."""
     rank, world, port = (int(word) for word in sys.argv[1:4])
     torch.set_num_threads(1)
-    store = dist.TCPStore("127.0.0.1", port, world, False, timeout=timedelta(seconds=60))
+    store: dist.Store = dist.TCPStore("127.0.0.1", port, world, False, timeout=timedelta(seconds=60))
+    if sys.argv[4] == "own":
+        store = OwnStore(store)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=60))
     group = dist.new_group(backend="gloo", timeout=timedelta(seconds=60))
     for line in sys.stdin:
@@ -125,6 +153,8 @@ def main() -> None:
             said["errors"].append([type(error).__name__, str(error)])
         (folder / f"said{rank}.json").write_text(json.dumps(said))
         print("done", flush=True)
+        if scenario.get("leaves"):
+            os._exit(said["stopped"][1] or 0)
     os._exit(0)  # some rank may be dead: no teardown of process groups
 
 
@@ -157,7 +187,7 @@ def run(rank: int, world: int, group: dist.ProcessGroup, scenario: dict[str, Any
         world_size=world,
         group=group,
         check=check,
-        patience=Patience(report_s=3, joint_s=30, stop_s=5, close_s=3),
+        patience=Patience(report_s=3, joint_s=30, stop_s=5, close_s=3, silent_s=3),
     )
     with session:
         resumed = session.resume()
@@ -168,6 +198,12 @@ def run(rank: int, world: int, group: dist.ProcessGroup, scenario: dict[str, Any
         def after(step: int) -> None:
             if [rank, step] == scenario.get("notice_at"):
                 session.notify(Notice("n1", NoticeKind.PREEMPTION, "test"))
+            if [rank, step] == scenario.get("signal_at"):
+                os.kill(os.getpid(), signal.SIGTERM)
+            if [rank, step] == scenario.get("notice_soon_after"):
+                Timer(1, session.notify, [Notice("n1", NoticeKind.PREEMPTION, "test")]).start()
+            if [rank, step] == scenario.get("kill_soon_after"):
+                Timer(1, os.kill, [os.getpid(), signal.SIGKILL]).start()
             if step in scenario.get("save_at", []):
                 local = training.local() | ({"bad": object()} if [rank, step] == scenario.get("bad_at") else {})
                 session.save(step, shared=training.shared(), local=local, stable=training.stable())

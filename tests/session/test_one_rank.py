@@ -15,6 +15,7 @@ from spot_core.config import Settings
 from spot_core.errors import (
     AccessError,
     ConfigError,
+    DeadlineError,
     FencedError,
     ResumeMismatchError,
     SaveError,
@@ -421,6 +422,53 @@ def test_a_stop_gives_up_its_save_when_the_one_in_flight_does_not_end(uri: str, 
 
 
 # -- the object ---------------------------------------------------------------------------------------------------
+
+
+def hanging(uri: str) -> SlowStore:
+    return SlowStore(open_store(uri), lambda verb, _key: verb == "put_blob", timeout_s=20)
+
+
+def test_a_notice_ends_the_wait_behind_a_save_that_hangs(uri: str, caplog: pytest.LogCaptureFixture) -> None:
+    slow = hanging(uri)
+    with session_of(slow, window_s=3) as session:
+        training = begun(session)
+        training.step = 5
+        save(session, training)
+        assert slow.reached.wait(30)
+        training.step = 7
+        threading.Timer(0.3, session.notify, [Notice("n", NoticeKind.PREEMPTION, "test")]).start()
+        save(session, training)
+        assert "spot: step 7 is not saved: the save in flight leaves no time for it" in caplog.messages
+        decision = decided(session, training)
+        assert decision.kind is Kind.STOP_NOW
+        assert session.stop(training.step, decision.reason) == 143
+        assert steps_of(uri) == []
+        slow.release.set()
+
+
+@pytest.mark.parametrize("hangs", [5, 7])
+def test_a_notice_ends_the_wait_for_a_last_save_that_hangs(uri: str, hangs: int) -> None:
+    """By an error: the run has not finished, and no boundary follows that could say so."""
+    slow = hanging(uri)
+    slow.holds = lambda verb, key: verb == "put_blob" and f"{hangs:012d}" in key
+    with session_of(slow, window_s=3) as session:
+        training = begun(session)
+        training.step = 5
+        save(session, training)
+        if hangs == 5:
+            assert slow.reached.wait(30)
+        training.step = 7
+        threading.Timer(0.3, session.notify, [Notice("n", NoticeKind.PREEMPTION, "test")]).start()
+        with pytest.raises(
+            DeadlineError, match="step 7 is not saved" if hangs == 5 else "save of step 7 did not finish"
+        ):
+            save(session, training, finished=True, wait=True)
+        assert session.stop(training.step, "no time") == 143
+        assert steps_of(uri) == ([] if hangs == 5 else [5])
+        slow.release.set()
+    record = read_stop(open_store(uri), 1)
+    assert record is not None
+    assert record.step == 7
 
 
 def test_settings_from_the_environment(uri: str) -> None:

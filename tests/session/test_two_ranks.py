@@ -25,13 +25,13 @@ ROOT = Path(__file__).parents[2]
 
 
 class Pair:
-    """Two ranks that run scenarios, one after another, until they are closed or killed."""
+    """Two ranks that run scenarios, one after another, until they are closed or killed. `store`: see `job`."""
 
-    def __init__(self) -> None:
+    def __init__(self, store: str = "tcp") -> None:
         self.server = dist.TCPStore("127.0.0.1", 0, 2, True, wait_for_workers=False, timeout=timedelta(seconds=60))
         self.workers = [
             subprocess.Popen(
-                [sys.executable, "-m", "tests.session.job", str(rank), "2", str(self.server.port)],
+                [sys.executable, "-m", "tests.session.job", str(rank), "2", str(self.server.port), store],
                 cwd=ROOT,
                 env={**os.environ, "OMP_NUM_THREADS": "1"},
                 stdin=subprocess.PIPE,
@@ -47,6 +47,9 @@ class Pair:
             worker.stdin.write(json.dumps(scenario) + "\n")
             worker.stdin.flush()
         return [worker.stdout.readline() for worker in self.workers if worker.stdout is not None]
+
+    def codes(self) -> list[int]:
+        return [worker.wait(60) for worker in self.workers]
 
     def kill(self) -> None:
         for worker in self.workers:
@@ -234,3 +237,76 @@ def test_interval_saves_of_two_ranks_meet_at_one_step(lives: Lives) -> None:
     assert len(committed) >= 2
     assert all(len(c.manifest.parts) == 2 for c in committed)
     assert lives.steps()
+
+
+# -- no boundary to hear at -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_notice_to_one_rank_ends_the_wait_of_both_behind_a_save_that_hangs(lives: Lives, rank: int) -> None:
+    life = lives.live(
+        steps=400,
+        hold=[0, 2],  # rank 0 never finishes writing its part of step 10, so the save of step 15 waits
+        notice_soon_after=[rank, 15],
+        settings={"interval": "5 steps", "window_s": 4},
+    )
+    assert "step 15 is not saved: the save in flight leaves no time for it" in life.log()
+    assert life.said(0)["stopped"] == life.said(1)["stopped"] == [16, 143]
+    assert lives.steps() == [5]
+    stop = read_stop(lives.run().store, 1)
+    assert stop is not None
+    assert "saved up to step 5 " in stop.reason
+
+
+def test_rank_0_killed_while_the_other_waits_for_its_word_is_named_within_bounds(tmp_path: Path) -> None:
+    lives = Lives(Pair(), tmp_path)
+    try:
+        life = lives.live(
+            answers=("", "done\n"),
+            steps=400,
+            hold=[0, 2],
+            kill_soon_after=[0, 15],
+            settings={"interval": "5 steps"},
+        )
+    finally:
+        lives.pair.kill()
+    ((kind, text),) = life.said(1)["errors"]
+    assert kind == "ChannelError"
+    assert "rank 0 has given no sign of life for" in text
+    assert lives.steps() == [5]
+
+
+# -- no store to agree over -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 1])
+def test_sigterm_to_one_rank_where_no_store_can_be_cloned(lives: Lives, tmp_path: Path, rank: int) -> None:
+    whole = Lives(lives.pair, tmp_path / "control").live(steps=400, settings={"interval": "1h"})
+    settings = {"interval": "30 steps", "sources": "signals", "keep": 50}
+    lives.pair = Pair("own")
+    try:
+        life = lives.live(steps=400, signal_at=[rank, 100], leaves=True, settings=settings)
+        assert lives.pair.codes() == [143, 143]
+    finally:
+        lives.pair.kill()
+    step, code = life.said(0)["stopped"]
+    assert life.said(1)["stopped"] == [step, code]
+    assert 100 < step < 110
+    assert lives.steps() == [step, 90, 60, 30]
+    assert "they agree by an all-reduce at every step" in life.log(0)
+    stop = read_stop(lives.run().store, 1)
+    assert stop is not None
+    assert (stop.step, stop.exit_code) == (step, 143)
+    lives.pair = Pair("own")
+    try:
+        second = lives.live(steps=400, settings=settings)
+    finally:
+        lives.pair.kill()
+    assert second.said(1)["resumed"] == f"000001-{step:012d}"
+    assert_same(whole, second)
+
+
+def test_how_the_ranks_agree_is_told(lives: Lives) -> None:
+    life = lives.live(steps=2)
+    assert "the ranks agree over a clone of the store that they met over" in life.log(0)
+    assert "agree" not in life.log(1)
