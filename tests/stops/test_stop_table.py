@@ -314,6 +314,38 @@ def test_a_save_in_flight_that_never_ends(tmp_path: Path, control: Callable[[int
 
 @pytest.mark.slow
 @pytest.mark.dist
+@pytest.mark.parametrize(
+    ("behind", "told"), [("the next save", "agent"), ("the next save", 1), ("the last save", 0)], ids=str
+)
+def test_no_boundary_comes_behind_a_save_that_never_ends(
+    behind: str, told: Target, tmp_path: Path, control: Callable[[int, int], Path]
+) -> None:
+    """All ranks stand still in a save. They give it up in time for a stop in order."""
+    settings = {"SPOT_INTERVAL": f"{SAVED_AT} steps", "SPOT_WINDOW_S": "12", "SPOT_GRACE_S": "20", **SAVING}
+    batches = 2 * SAVED_AT if behind == "the next save" else 3 * 8
+    epochs = {} if behind == "the next save" else {"STOPS_EPOCHS": "3"}
+    with Start("launch", tmp_path, {**settings, **epochs}) as job:
+        job.wait_for(lambda: committed_steps(tmp_path), "the first generation")
+        for writer in job.writers():
+            writer.suspend()
+        job.wait_training(batches)
+        time.sleep(1)
+        assert [len(job.batches(rank)) for rank in range(2)] == [batches, batches]
+        job.tell(told)
+        assert job.finish() == [143]
+    assert job.exits() == [143, 143]
+    assert "Traceback" not in job.output()
+    assert committed_steps(tmp_path) == [SAVED_AT]
+    record = read_stop(Run.open(tmp_path / "run").store, 1)
+    assert record is not None
+    # With a save at an interval the loop goes on to the next boundary.
+    assert record.step == len(job.batches(0)) == len(job.batches(1)) == batches + (behind == "the next save")
+    assert f"saved up to step {SAVED_AT} " in record.reason
+    assert_goes_on("launch", {}, tmp_path, SAVED_AT, control(2, 0))
+
+
+@pytest.mark.slow
+@pytest.mark.dist
 def test_told_to_stop_while_starting(tmp_path: Path, control: Callable[[int, int], Path]) -> None:
     """Before training starts there is nothing to save; the job still asks to be started again, and begins anew."""
     with Start("launch", tmp_path, PAUSE) as job:
