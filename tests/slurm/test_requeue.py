@@ -14,11 +14,12 @@ from pathlib import Path
 import pytest
 
 from ._cluster import Cluster
-from ._workload import COUNTING, Workload
+from ._workload import Counting, Lightning, Plan, Workload
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 STEP_S = 0.1
+ROOT = Path(__file__).parents[2]
 
 
 class Job:
@@ -26,24 +27,25 @@ class Job:
 
     def __init__(self, cluster: Cluster, folder: Path, workload: Workload, *, nodes: int, ranks: int, steps: int):
         self.cluster, self.folder, self.workload = cluster, folder, workload
-        self.nodes, self.ranks, self.steps = nodes, ranks, steps
+        self.plan = Plan(folder, nodes, ranks, steps)
         self.id = ""
 
     def submit(self, *sbatch: str, launch: tuple[str, ...] = ()) -> Job:
         with socket.create_server(("127.0.0.1", 0)) as sock:
             port = sock.getsockname()[1]
-        run = self.folder / "run"
-        options = [f"--run={run}", f"--nproc-per-node={self.ranks}", f"--nnodes={self.nodes}", *launch]
+        plan = self.plan
+        options = [f"--run={plan.run}", f"--nproc-per-node={plan.ranks}", f"--nnodes={plan.nodes}", *launch]
         command = [sys.executable, "-m", "spot_core.cli", "launch", *options, "--rdzv-backend=c10d"]
-        train = [str(self.workload.script), *self.workload.arguments(run, self.folder, self.steps, STEP_S)]
+        train = [str(self.workload.script), *self.workload.arguments(plan, STEP_S)]
         script = self.folder / "job.sh"
         script.write_text(
             "#!/bin/bash\n"
-            f"exec srun --nodes={self.nodes} --ntasks-per-node=1 {shlex.join(command)} "
+            f"export PYTHONPATH={ROOT}\n"
+            f"exec srun --nodes={plan.nodes} --ntasks-per-node=1 {shlex.join(command)} "
             f'--rdzv-endpoint=127.0.0.1:{port} --rdzv-id="$SLURM_JOB_ID.${{SLURM_RESTART_COUNT:-0}}" '
             f"-- {shlex.join(train)}\n"
         )
-        nodes = (f"--nodes={self.nodes}", "--ntasks-per-node=1", "--cpus-per-task=2", "--requeue")
+        nodes = (f"--nodes={plan.nodes}", "--ntasks-per-node=1", "--cpus-per-task=2", "--requeue")
         self.id = self.cluster.submit(script, *nodes, "--export=ALL,OMP_NUM_THREADS=1", *sbatch)
         return self
 
@@ -52,7 +54,7 @@ class Job:
 
         def started() -> bool:
             assert self.cluster.show(self.id, "JobState") not in ("FAILED", "COMPLETED"), self.output()
-            return len(self.workload.starts(self.folder)) >= starts
+            return len(self.workload.starts(self.plan)) >= starts
 
         self.cluster.until(started, f"start {starts}", self.id)
         return self
@@ -60,7 +62,7 @@ class Job:
     def comes_back_and_ends(self, restarts: int = 1) -> None:
         state = self.cluster.until_state(self.id, "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "PREEMPTED")
         print(self.output())
-        starts = self.workload.starts(self.folder)
+        starts = self.workload.starts(self.plan)
         assert state == "COMPLETED"
         assert int(self.cluster.show(self.id, "Restarts")) >= restarts
         assert [start["life"] for start in starts] == list(range(1, len(starts) + 1))
@@ -68,7 +70,7 @@ class Job:
         assert len(steps) >= restarts + 1
         assert steps[0] == 0
         assert steps == sorted(set(steps)), "every start goes on where the one before stopped"
-        self.workload.check(self.folder, self.steps, self.nodes * self.ranks)
+        self.workload.check(self.plan)
 
     def output(self) -> str:
         path = self.folder / "job.sh.out"
@@ -82,13 +84,23 @@ def outranking_job(cluster: Cluster, folder: Path, nodes: int) -> str:
     return cluster.submit(script, "--partition=high", f"--nodes={nodes}", "--exclusive")
 
 
+WORKLOADS = [pytest.param(workload, id=workload.name) for workload in (Counting(), Lightning())]
+every_workload = pytest.mark.parametrize("workload", WORKLOADS)
+
+
 @pytest.fixture
-def job(cluster: Cluster, tmp_path: Path) -> Job:
-    return Job(cluster, tmp_path, COUNTING, nodes=1, ranks=2, steps=150)
+def workload() -> Workload:
+    return Counting()
 
 
-def test_preempted_on_two_nodes(cluster: Cluster, tmp_path: Path) -> None:
-    job = Job(cluster, tmp_path, COUNTING, nodes=2, ranks=1, steps=150).submit().trains()
+@pytest.fixture
+def job(cluster: Cluster, tmp_path: Path, workload: Workload) -> Job:
+    return Job(cluster, tmp_path, workload, nodes=1, ranks=2, steps=150)
+
+
+@every_workload
+def test_preempted_on_two_nodes(cluster: Cluster, tmp_path: Path, workload: Workload) -> None:
+    job = Job(cluster, tmp_path, workload, nodes=2, ranks=1, steps=150).submit().trains()
     high = outranking_job(cluster, tmp_path, 2)
     job.comes_back_and_ends()
     assert cluster.show(high, "JobState") == "COMPLETED"
@@ -101,20 +113,22 @@ def test_preempted_where_the_cluster_does_not_know_the_exit_code(cluster: Cluste
     job.comes_back_and_ends()
 
 
+@every_workload
 def test_requeued_by_an_operator(cluster: Cluster, job: Job) -> None:
     job.submit().trains()
     assert cluster.ask("scontrol", "requeue", job.id) == ""
     job.comes_back_and_ends()
 
 
-def test_time_limit_with_a_signal_before_it(cluster: Cluster, tmp_path: Path) -> None:
-    job = Job(cluster, tmp_path, COUNTING, nodes=1, ranks=2, steps=900)
+@every_workload
+def test_time_limit_with_a_signal_before_it(cluster: Cluster, tmp_path: Path, workload: Workload) -> None:
+    job = Job(cluster, tmp_path, workload, nodes=1, ranks=2, steps=900)
     job.submit("--time=2", "--signal=TERM@60").comes_back_and_ends()
 
 
 def test_user_signal_before_the_time_limit(cluster: Cluster, tmp_path: Path) -> None:
     """torchrun dies of SIGUSR1 and leaves its workers behind."""
-    job = Job(cluster, tmp_path, COUNTING, nodes=1, ranks=2, steps=900)
+    job = Job(cluster, tmp_path, Counting(), nodes=1, ranks=2, steps=900)
     job.submit("--time=2", "--signal=USR1@60").comes_back_and_ends()
 
 
