@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from spot_core import layout
 from spot_core.clock import Clock
@@ -17,9 +18,17 @@ from spot_core.layout import GenerationId
 from spot_core.manifest import FORMAT, JSON, encode
 from spot_core.store import Store, put_once
 
-__all__ = ["check_fence", "claim_life", "newest_life"]
+__all__ = ["Claim", "check_fence", "claim_life", "newest_life"]
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What a process put to take a life; no other process can have put the same."""
+
+    life: int
+    data: bytes
 
 
 def newest_life(store: Store) -> int:
@@ -28,8 +37,12 @@ def newest_life(store: Store) -> int:
     return max((life for life in lives if life is not None), default=0)
 
 
-def check_fence(store: Store, life: int) -> None:
-    """Raises FencedError when a life newer than `life` has been claimed, StoreError when that cannot be found out."""
+def check_fence(store: Store, life: int, claim: Claim | None = None) -> None:
+    """Raises FencedError when a life newer than `life` has been claimed, StoreError when that cannot be found out.
+
+    With `claim`, which a store without put-if-absent makes necessary, also raises it when another process has taken
+    the same life: there the last claim of a life stays, so of several claimants exactly one finds its own.
+    """
     newest = newest_life(store)
     if newest > life:
         raise FencedError(
@@ -38,8 +51,16 @@ def check_fence(store: Store, life: int) -> None:
         )
 
 
-def claim_life(store: Store, clock: Clock, info: Mapping[str, JSON]) -> int:
-    """Claim the next life and return its number. Of several claimants each gets a number of its own.
+    if claim is not None and store.get(layout.life_key(life)) != claim.data:
+        raise FencedError(
+            f"Life {life} of the run at {store.uri} was claimed by another process at the same moment, and is its own: "
+            "this process must stop writing.",
+            hint="This store has no put-if-absent: start one job at a time there.",
+        )
+
+
+def claim_life(store: Store, clock: Clock, info: Mapping[str, JSON]) -> Claim:
+    """Claim the next life. Of several claimants each gets a number of its own (see `check_fence` where it does not).
 
     `info` goes into the claim for people to read (host, process, release); nothing secret.
     """
@@ -55,10 +76,11 @@ def claim_life(store: Store, clock: Clock, info: Mapping[str, JSON]) -> int:
             "created": clock.now(),
             "info": info,
         }
+        data = encode(claim)
         try:
-            put_once(store, layout.life_key(life), encode(claim))
+            put_once(store, layout.life_key(life), data)
         except KeyExistsError:
             _log.info("Life %d at %s was claimed by another process just now; trying the next.", life, store.uri)
             life += 1
         else:
-            return life
+            return Claim(life, data)

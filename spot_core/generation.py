@@ -130,7 +130,7 @@ class Written:
         except KeyExistsError as error:
             raise CommitError(
                 f"Generation {gen} at {store.uri} already has a marker, put by another writer. {safe}",
-                hint="Two processes write as one life; on a store without put-if-absent nothing can prevent that.",
+                hint="Two processes write as one life, on a store without put-if-absent.",
             ) from error
         except StoreError as error:
             raise CommitError(

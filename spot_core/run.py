@@ -93,17 +93,19 @@ class Run:
         Raises ConfigError where the place is no run and not empty, StoreError.
         """
         record = self.record()
+        run_id = self._adopted_run_id() if record is None else None
+        # Asked before anything is put: the store may have to be told apart by a probe.
+        conditional = self.store.capabilities.put_if_absent
         if record is None:
-            record = create_record(self.store, self.clock, self._adopted_run_id())
-        life = fence.claim_life(self.store, self.clock, info or {})
-        if not self.store.capabilities.put_if_absent:
+            record = create_record(self.store, self.clock, run_id)
+        claim = fence.claim_life(self.store, self.clock, info or {})
+        if not conditional:
             _log.warning(
-                "%s has no put-if-absent: two processes that start at the same moment would both take life %d. "
-                "See to it that only one job runs there.",
+                "%s has no put-if-absent: of two processes that start at the same moment one is told only at its next "
+                "save, and what it computed until then is lost. See to it that only one job runs there.",
                 self.uri,
-                life,
             )
-        return Writer(self, life, record.run_id)
+        return Writer(self, claim.life, record.run_id, claim=None if conditional else claim)
 
     def check_place(self) -> RunRecord | None:
         """As `record`, and a place without one is looked over: `claim` would be right here. Writes nothing.
@@ -141,15 +143,18 @@ class Run:
 class Writer:
     """A claimed life: what may write. Thread safe; one save is in flight at a time."""
 
-    def __init__(self, run: Run, life: int, run_id: str) -> None:
+    def __init__(self, run: Run, life: int, run_id: str, *, claim: fence.Claim | None = None) -> None:
+        """`claim` is given where the store cannot keep two processes from one life: then every fence check reads it."""
         self.run = run
         self.life = life
         self.run_id = run_id
+        self._claim = claim
         # Apart from each other: `begin` runs on the training thread and must never wait for a commit's requests.
         self._count_lock = threading.Lock()
         self._commit_lock = threading.Lock()
         self._attempts = 0
         self._newest: GenerationId | None = None
+        self._swept = False
 
     @property
     def newest(self) -> GenerationId | None:
@@ -157,8 +162,9 @@ class Writer:
         return self._newest
 
     def check_fence(self) -> None:
-        """Raises FencedError when a newer life was claimed, StoreError when that cannot be found out."""
-        fence.check_fence(self.run.store, self.life)
+        """Raises FencedError when a newer life was claimed, or this one by another process; StoreError when that cannot
+        be found out."""
+        fence.check_fence(self.run.store, self.life, self._claim)
 
     def begin(self, step: int) -> Open:
         """Begin the generation (life, step). No I/O.
@@ -189,7 +195,10 @@ class Writer:
         Raises FencedError (nothing was pruned), StoreError (the next prune goes on where this one stopped).
         """
         self.check_fence()
-        return prune(self.run.store, self.run.discover(), retention, life=self.life, damaged=damaged)
+        # Once per life: unfinished uploads are what dead writers left, so of earlier lives.
+        sweep, self._swept = not self._swept, True
+        discovery = self.run.discover()
+        return prune(self.run.store, discovery, retention, life=self.life, damaged=damaged, uploads=sweep)
 
     def _check_order(self, gen: GenerationId) -> None:
         if self._newest is not None and gen <= self._newest:

@@ -17,7 +17,7 @@ from spot_core.prune import prune as prune_store
 from spot_core.restore import Discovery
 from spot_core.retention import Retention
 from spot_core.run import Run
-from spot_core.store import BlobSource, Capabilities, ObjectInfo, Store
+from spot_core.store import BlobSource, Capabilities, ObjectInfo, Store, Unfinished
 from spot_core.verify import Depth
 
 EVERYTHING = 1 << 62
@@ -65,6 +65,12 @@ class DryRun:
     def delete(self, key: str) -> None:
         pass
 
+    def unfinished(self, prefix: str) -> Sequence[Unfinished]:
+        return self._store.unfinished(prefix)
+
+    def abort(self, upload: Unfinished) -> None:
+        pass
+
     def list(self, prefix: str, *, recursive: bool = True) -> Sequence[ObjectInfo]:
         return self._store.list(prefix, recursive=recursive)
 
@@ -96,7 +102,7 @@ def prune(
     damaged = _damaged(opened, found, depth) if keep is not None else []
     store = DryRun(opened.store) if dry_run else opened.store
     sweep(store, opened.clock.now() - STALE_S)
-    done = prune_store(store, found, retention, life=fence.newest_life(opened.store), damaged=damaged)
+    done = prune_store(store, found, retention, life=fence.newest_life(opened.store), damaged=damaged, uploads=True)
     if json:
         print_json(
             {
@@ -105,6 +111,7 @@ def prune(
                 "dropped": [gen.name for gen in done.dropped],
                 "leftovers": [gen.name for gen in done.leftovers],
                 "objects": done.objects,
+                "uploads": done.uploads,
             }
         )
         return
@@ -112,7 +119,12 @@ def prune(
     for what, generations in (("generation", done.dropped), ("leftover", done.leftovers)):
         for gen in generations:
             out.print(f"{'would drop' if dry_run else 'dropped'} {what} {gen.name}", markup=False)
-    out.print(f"{'Would delete' if dry_run else 'Deleted'} {done.objects} objects at {opened.uri}.", markup=False)
+    told = f"{'Would delete' if dry_run else 'Deleted'} {done.objects} objects at {opened.uri}."
+    if done.uploads is None:
+        told += " Whether unfinished uploads remain could not be told; the log says why."
+    elif done.uploads:
+        told += f" {'Would abort' if dry_run else 'Aborted'} {done.uploads} unfinished uploads."
+    out.print(told, markup=False)
 
 
 def _damaged(run: Run, found: Discovery, depth: Depth) -> list[GenerationId]:

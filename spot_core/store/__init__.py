@@ -1,7 +1,8 @@
-"""Where a run's objects live: one interface, three backends.
+"""Where a run's objects live: one interface, four backends.
 
 `open_store` picks the backend from the URI: a path or ``file://`` is a `LocalStore`, ``memory://`` a `MemoryStore`,
-anything else an `FsspecStore`. A store of one's own is tested with `spot_core.testing.StoreContract`.
+S3 and Azure a `CloudStore`, anything else, such as GCS, an `FsspecStore`. A store of one's own is tested with
+`spot_core.testing.StoreContract`.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ from spot_core.store._base import (
     Capabilities,
     ObjectInfo,
     Store,
+    Unfinished,
     check_key,
     check_prefix,
     chunk_count,
 )
+from spot_core.store._cloud import CloudStore
 from spot_core.store._fsspec import FsspecStore
 from spot_core.store._local import LocalStore
 from spot_core.store._memory import MemoryStore
@@ -26,11 +29,13 @@ __all__ = [
     "BlobSource",
     "BytesSource",
     "Capabilities",
+    "CloudStore",
     "FsspecStore",
     "LocalStore",
     "MemoryStore",
     "ObjectInfo",
     "Store",
+    "Unfinished",
     "check_key",
     "check_prefix",
     "chunk_count",

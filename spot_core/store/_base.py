@@ -1,4 +1,4 @@
-"""The store interface: eight verbs over keys, and what each promises.
+"""The store interface: some verbs over keys, and what each promises.
 
 A store holds write-once objects under keys: relative paths of plain segments, parted by ``/``. No verb
 renames. Two keys never name one object. Every verb raises `StoreError` (or a subclass) for whatever the
@@ -28,6 +28,7 @@ __all__ = [
     "Capabilities",
     "ObjectInfo",
     "Store",
+    "Unfinished",
     "check_key",
     "check_prefix",
     "chunk_count",
@@ -51,6 +52,15 @@ class Capabilities:
     """True when of several writers that race for a key exactly one wins."""
     reopenable: bool
     """True when another process that opens the same URI sees the same objects (not so for memory://)."""
+
+
+@dataclass(frozen=True)
+class Unfinished:
+    """An upload that was begun and neither completed nor aborted: no reader sees it, but it is stored, and paid for."""
+
+    key: str
+    id: str
+    """The store's own name of this upload; several may be under way to one key."""
 
 
 class BlobSource(Protocol):
@@ -169,6 +179,16 @@ class Store(Protocol):
 
     def delete(self, key: str) -> None:
         """Remove an object; no error when there is none."""
+
+    def unfinished(self, prefix: str) -> Sequence[Unfinished]:
+        """Uploads below `prefix` that are under way, or were left by a writer that died.
+
+        Empty where a store has no such thing, or clears them away by itself and does not tell (GCS and Azure, after a
+        week). Raises AccessError where this identity may not look.
+        """
+
+    def abort(self, upload: Unfinished) -> None:
+        """End an upload and free its parts; no error when it is gone. A writer still at it fails."""
 
 
 def chunk_count(source: BlobSource) -> int:

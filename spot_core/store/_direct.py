@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from spot_core.store._base import BlobSource, chunk_count
+from spot_core.store._pieces import pieces
 
 __all__ = ["read_ranges", "write_file"]
 
@@ -62,7 +63,8 @@ def read_ranges(path: Path, ranges: Sequence[tuple[int, Sequence[memoryview]]], 
     """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        _each(list(_pieces(ranges)), lambda piece: _read_piece(fd, *piece), threads)
+        todo = list(pieces(ranges, max_bytes=_READ_BYTES, max_buffers=_READ_BUFFERS))
+        _each(todo, lambda piece: _read_piece(fd, *piece), threads)
     finally:
         os.close(fd)
 
@@ -105,23 +107,6 @@ def _write_all(fd: int, data: memoryview, offset: int) -> None:
     while data:
         written = os.pwrite(fd, data, offset)
         data, offset = data[written:], offset + written
-
-
-def _pieces(ranges: Sequence[tuple[int, Sequence[memoryview]]]) -> Iterator[tuple[int, list[memoryview]]]:
-    """Cut the ranges into pieces of bounded size and buffer count, small buffers joined, large ones split."""
-    for start, buffers in ranges:
-        offset, piece, size = start, list[memoryview](), 0
-        for buffer in buffers:
-            rest = buffer.cast("B") if buffer.format != "B" or buffer.ndim != 1 else buffer
-            while rest:
-                part, rest = rest[: _READ_BYTES - size], rest[_READ_BYTES - size :]
-                piece.append(part)
-                size += len(part)
-                if size == _READ_BYTES or len(piece) == _READ_BUFFERS:
-                    yield offset, piece
-                    offset, piece, size = offset + size, [], 0
-        if piece:
-            yield offset, piece
 
 
 def _read_piece(fd: int, offset: int, buffers: list[memoryview]) -> None:

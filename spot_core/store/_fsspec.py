@@ -27,7 +27,9 @@ from spot_core.errors import (
     TransientStoreError,
 )
 from spot_core.store._backend_errors import translate_backend
-from spot_core.store._base import BlobSource, Capabilities, ObjectInfo, check_key, check_prefix, chunk_count
+from spot_core.store._base import BlobSource, Capabilities, ObjectInfo, Unfinished, check_key, check_prefix, chunk_count
+from spot_core.store._pieces import pieces, scatter
+from spot_core.store._secrets import scrub
 
 __all__ = ["FsspecStore"]
 
@@ -36,8 +38,8 @@ _T = TypeVar("_T")
 
 # Protocols whose `mode="create"` is a condition that the server checks. Everywhere else fsspec looks first and writes
 # then, which two writers can both pass.
-_CONDITIONAL = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az"}
-# Protocols without folders of their own. Elsewhere they are made first (asked to, s3fs would make a bucket).
+_CONDITIONAL = {"gs", "gcs"}
+# Protocols without folders of their own. Elsewhere they are made first (asked to, gcsfs would make a bucket).
 _FLAT = _CONDITIONAL | {"memory"}
 _WRITING = {"create", "replace", "write"}
 _MIN_BLOCK, _MAX_PARTS = 16 << 20, 9_000
@@ -131,9 +133,9 @@ class FsspecStore:
 
     def get_ranges(self, key: str, ranges: Sequence[tuple[int, Sequence[memoryview]]], *, threads: int = 4) -> None:
         check_key(key)
-        pieces = list(_pieces(ranges))
-        with ThreadPoolExecutor(max(1, min(threads, len(pieces))), thread_name_prefix="spot-read") as pool:
-            for _ in pool.map(lambda piece: self._fill(key, *piece), pieces):
+        requests = list(pieces(ranges, max_bytes=_READ_PIECE))
+        with ThreadPoolExecutor(max(1, min(threads, len(requests))), thread_name_prefix="spot-read") as pool:
+            for _ in pool.map(lambda request: self._fill(key, *request), requests):
                 pass
 
     def stat(self, key: str) -> ObjectInfo | None:
@@ -202,9 +204,10 @@ class FsspecStore:
                 found.append((name[len(parent) :].strip("/"), entry))
         return found
 
-    def _fill(self, key: str, offset: int, buffer: memoryview) -> None:
+    def _fill(self, key: str, offset: int, buffers: Sequence[memoryview]) -> None:
         path = self._path(key)
-        end = offset + len(buffer)
+        size = sum(map(len, buffers))
+        end = offset + size
 
         def read() -> None:
             try:
@@ -217,9 +220,9 @@ class FsspecStore:
                 if info is None or info.size >= end:
                     raise
                 data = b""
-            if len(data) != len(buffer):
+            if len(data) != size:
                 raise StoreError(f"{key} at {self.uri} ends before byte {end}.", reason=Reason.TRUNCATED)
-            buffer[:] = data
+            scatter(memoryview(data), buffers)
 
         self._retry(read)
 
@@ -296,10 +299,7 @@ class FsspecStore:
             raise translated from (error if scrubbed == text else None)
 
     def _scrub(self, error: Exception) -> str:
-        text = str(error)
-        for secret in _strings(self.storage_options):
-            text = text.replace(secret, "***")
-        return text
+        return scrub(str(error), self.storage_options)
 
     def _fs(self) -> Any:
         with self._lock:
@@ -324,6 +324,12 @@ class FsspecStore:
     def _path(self, key: str) -> str:
         return self._root(check_key(key))
 
+    def unfinished(self, prefix: str) -> Sequence[Unfinished]:
+        return ()
+
+    def abort(self, upload: Unfinished) -> None:
+        pass
+
     def __repr__(self) -> str:
         return f"FsspecStore({self.uri!r})"
 
@@ -339,7 +345,7 @@ def _check_protocol(protocol: str) -> None:
             hint="Known are s3, gs, abfs, file, memory and whatever else fsspec has.",
         ) from None
     except ImportError as error:
-        extra = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}.get(protocol)
+        extra = {"gs": "gcs", "gcs": "gcs"}.get(protocol)
         install = f"pip install 'lightning-spot[{extra}]'" if extra else str(error)
         raise ConfigError(f"{protocol}:// needs a package that is not installed.", hint=f"{install}.") from error
 
@@ -349,26 +355,3 @@ def _info(key: str, entry: Mapping[str, Any]) -> ObjectInfo:
     if hasattr(modified, "timestamp"):
         modified = modified.timestamp()
     return ObjectInfo(key, int(entry.get("size") or 0), float(modified) if isinstance(modified, (int, float)) else None)
-
-
-def _pieces(ranges: Sequence[tuple[int, Sequence[memoryview]]]) -> Iterator[tuple[int, memoryview]]:
-    for start, buffers in ranges:
-        offset = start
-        for buffer in buffers:
-            view = buffer.cast("B")
-            for at in range(0, len(view), _READ_PIECE):
-                piece = view[at : at + _READ_PIECE]
-                yield offset + at, piece
-            offset += len(view)
-
-
-def _strings(value: object) -> Iterator[str]:
-    """Every text in a nest of options that is long enough to be a secret."""
-    if isinstance(value, Mapping):
-        for item in value.values():
-            yield from _strings(item)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _strings(item)
-    elif isinstance(value, str) and len(value) >= 4:
-        yield value

@@ -17,7 +17,7 @@ from typing import Any
 
 from spot_core.errors import KeyExistsError, KeyMissingError, Reason, StoreError
 from spot_core.store import _direct
-from spot_core.store._base import BlobSource, Capabilities, ObjectInfo, check_key, check_prefix
+from spot_core.store._base import BlobSource, Capabilities, ObjectInfo, Unfinished, check_key, check_prefix
 from spot_core.store._errno import translate
 
 __all__ = ["LocalStore"]
@@ -175,6 +175,12 @@ class LocalStore:
             raise KeyExistsError(f"{key} exists at {self.uri}.") from error
         except OSError as error:
             raise translate(error, verb, key, self.uri) from error
+
+    def unfinished(self, prefix: str) -> Sequence[Unfinished]:
+        return ()
+
+    def abort(self, upload: Unfinished) -> None:
+        pass
 
     def __repr__(self) -> str:
         return f"LocalStore({self.uri!r})"

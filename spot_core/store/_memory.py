@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from spot_core.errors import KeyExistsError, KeyMissingError, Reason, StoreError
-from spot_core.store._base import BlobSource, Capabilities, ObjectInfo, check_key, check_prefix, chunk_count
+from spot_core.store._base import BlobSource, Capabilities, ObjectInfo, Unfinished, check_key, check_prefix, chunk_count
 
 __all__ = ["MemoryStore"]
 
@@ -82,6 +82,12 @@ class MemoryStore:
     def delete(self, key: str) -> None:
         with _lock:
             self._objects.pop(check_key(key), None)
+
+    def unfinished(self, prefix: str) -> Sequence[Unfinished]:
+        return ()
+
+    def abort(self, upload: Unfinished) -> None:
+        pass
 
     def __repr__(self) -> str:
         return f"MemoryStore({self.uri!r})"

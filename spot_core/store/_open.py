@@ -10,6 +10,8 @@ from urllib.parse import unquote, urlsplit
 
 from spot_core.errors import ConfigError
 from spot_core.store._base import Store
+from spot_core.store._cloud import CloudStore
+from spot_core.store._cloud_options import SCHEMES
 from spot_core.store._fsspec import FsspecStore
 from spot_core.store._local import LocalStore
 from spot_core.store._memory import MemoryStore
@@ -31,7 +33,8 @@ def open_store(uri: str | os.PathLike[str], *, storage_options: Mapping[str, Any
 
     Args:
         uri: a path, or a URI of any file system that fsspec knows.
-        storage_options: passed to fsspec untouched; never logged. Must be None for a local path or ``memory://``.
+        storage_options: as s3fs, adlfs or the fsspec file system takes them; never logged. Must be None for a local
+            path or ``memory://``.
 
     Raises:
         ConfigError: no path and no URI, an unknown scheme, a password in the URI, options where none apply.
@@ -62,6 +65,8 @@ def open_store(uri: str | os.PathLike[str], *, storage_options: Mapping[str, Any
     if scheme == "memory":
         _no_options(text, storage_options)
         return MemoryStore.named(text)
+    if scheme in SCHEMES:
+        return CloudStore(text, storage_options=storage_options)
     return FsspecStore(text, storage_options=storage_options)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
 from spot_core.errors import TransientStoreError
-from spot_core.store import BlobSource, Capabilities, ObjectInfo, Store
+from spot_core.store import BlobSource, Capabilities, ObjectInfo, Store, Unfinished
 
 __all__ = [
     "CRASH_MODES",
@@ -87,6 +87,12 @@ class StoreWrapper:
 
     def delete(self, key: str) -> None:
         self._do("delete", key, lambda: self.inner.delete(key))
+
+    def unfinished(self, prefix: str) -> Sequence[Unfinished]:
+        return self._do("unfinished", prefix, lambda: self.inner.unfinished(prefix))
+
+    def abort(self, upload: Unfinished) -> None:
+        self._do("abort", upload.key, lambda: self.inner.abort(upload))
 
     def _do(self, verb: str, key: str, action: Callable[[], _T]) -> _T:
         with self._lock:

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
 
 from spot_core import ConfigError, Run
-from spot_core.store import FsspecStore, LocalStore, MemoryStore, open_store
+from spot_core.store import CloudStore, FsspecStore, LocalStore, MemoryStore, open_store
 
 
 @pytest.mark.parametrize(
@@ -19,6 +20,9 @@ from spot_core.store import FsspecStore, LocalStore, MemoryStore, open_store
         ("runs/a", LocalStore, os.path.abspath("runs/a")),
         ("~/runs", LocalStore, os.path.expanduser("~/runs")),
         ("memory://x/y/", MemoryStore, "memory://x/y"),
+        ("s3://bucket/a/b/", CloudStore, "s3://bucket/a/b"),
+        ("az://container/a", CloudStore, "az://container/a"),
+        ("abfss://container@account.dfs.core.windows.net/a", CloudStore, "abfss://container@account.dfs.core.windows.net/a"),
     ],
 )
 def test_the_uri_picks_the_backend(uri: str, cls: type, shown: str) -> None:
@@ -104,8 +108,12 @@ def test_a_missing_backend_names_what_to_install(monkeypatch: pytest.MonkeyPatch
     import fsspec
 
     def missing(protocol: str) -> type:
-        raise ImportError("Install s3fs to access S3")
+        raise ImportError("Install gcsfs to access Google Storage")
 
     monkeypatch.setattr(fsspec, "get_filesystem_class", missing)
-    with pytest.raises(ConfigError, match=r"pip install 'lightning-spot\[s3\]'"):
-        open_store("s3://bucket/run")
+    with pytest.raises(ConfigError, match=r"pip install 'lightning-spot\[gcs\]'"):
+        open_store("gs://bucket/run")
+    monkeypatch.setitem(sys.modules, "obstore", None)
+    for uri, extra in (("s3://bucket/run", "s3"), ("az://container/run", "azure")):
+        with pytest.raises(ConfigError, match=rf"pip install 'lightning-spot\[{extra}\]'"):
+            open_store(uri)
