@@ -12,6 +12,8 @@ from pathlib import Path
 
 from lives import Job, Life
 
+from spot_core.store import open_store
+
 POLL_S = 0.0005
 
 
@@ -72,12 +74,11 @@ class Tail:
         return self.batch
 
 
-def open_generations(run: Path) -> set[str]:
+def open_generations(run: str) -> set[str]:
     """Generations with something written and no commit marker."""
-    folder = run / "generations"
-    if not folder.is_dir():
-        return set()
-    return {path.name for path in folder.iterdir() if not (path / "COMMIT.json").exists()}
+    store = open_store(run)
+    names = store.list_dirs("generations/")
+    return {name for name in names if store.stat(f"generations/{name}/COMMIT.json") is None}
 
 
 def fire(job: Job, life: Life, shot: Shot, timeout_s: float) -> None:

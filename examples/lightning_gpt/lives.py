@@ -34,10 +34,12 @@ class Job:
     interval: int = 25  # optimizer steps
     keep: int = 3
     callback: Mapping[str, Any] = field(default_factory=dict)  # more arguments of SpotCallback
+    bucket: str = ""  # such as s3://bucket/prefix: the runs go there, opened by what the environment says
 
     @property
-    def run(self) -> Path:
-        return self.folder / "runs" / "gpt"
+    def run(self) -> str:
+        """The run's folder or URI."""
+        return f"{self.bucket}/{self.folder.name}/gpt" if self.bucket else str(self.folder / "runs" / "gpt")
 
     @property
     def evidence(self) -> Path:
@@ -56,7 +58,8 @@ class Job:
         trainer.update(strategy="ddp" if self.ranks > 1 else "auto")
         for callback in trainer["callbacks"]:
             if callback["class_path"].endswith("SpotCallback"):
-                callback["init_args"].update(interval=f"{self.interval} steps", keep=self.keep, **self.callback)
+                callback["init_args"].update(run=self.run, interval=f"{self.interval} steps", keep=self.keep)
+                callback["init_args"].update(self.callback)
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
 

@@ -85,7 +85,7 @@ def prove(folder: Path, job: Job, kills: int, seed: int, say: Callable[[str], No
 
 
 def newest_committed(job: Job) -> int:
-    generations = Run.open(str(job.run)).discover().generations
+    generations = Run.open(job.run).discover().generations
     return generations[0].id.step if generations else 0
 
 
@@ -115,8 +115,7 @@ def _look(
 
 def _started(job: Job) -> list[tuple[int, int]]:
     """(life, step) of each generation that has a folder, oldest first."""
-    folder = job.run / "generations"
-    names = [path.name.split("-") for path in folder.iterdir()] if folder.is_dir() else []
+    names = [name.split("-") for name in Run.open(job.run).store.list_dirs("generations/")]
     return sorted((int(life), int(step)) for life, step in names)
 
 
@@ -126,7 +125,7 @@ def _newest_started(job: Job) -> tuple[int, int] | None:
 
 
 def _committed(job: Job) -> set[tuple[int, int] | None]:
-    return {None, *((item.id.life, item.id.step) for item in Run.open(str(job.run)).discover().generations)}
+    return {None, *((item.id.life, item.id.step) for item in Run.open(job.run).discover().generations)}
 
 
 def _check_life(job: Job, number: int, ended: Ended) -> list[str]:
@@ -137,7 +136,8 @@ def _check_life(job: Job, number: int, ended: Ended) -> list[str]:
     if ended.reached is not None and ended.shot is not None:
         own = [step for life, step in _started(job) if life == max(life for life, _ in _started(job))]
         begun = max([ended.newest_before, *(step for step in own if step <= ended.reached)])
-        if ended.reached - begun > job.interval:
+        # In a bucket an upload that is under way is not to be seen.
+        if ended.reached - begun > job.interval * (2 if job.bucket else 1):
             problems.append(f"life {number} reached step {ended.reached}, but began no save after step {begun}")
         if ended.lost > 2 * job.interval:
             problems.append(f"life {number} lost {ended.lost} steps at an interval of {job.interval}")
@@ -146,7 +146,7 @@ def _check_life(job: Job, number: int, ended: Ended) -> list[str]:
 
 def _verify(proof: Proof) -> list[str]:
     """Every committed generation of the main run, by digests, with the command that a user has."""
-    command = [sys.executable, "-m", "spot_core.cli", "verify", str(proof.main.run), "--depth", "digests", "--json"]
+    command = [sys.executable, "-m", "spot_core.cli", "verify", proof.main.run, "--depth", "digests", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         return [f"spot verify ended with exit code {done.returncode}: {done.stdout}{done.stderr}"]
@@ -196,6 +196,7 @@ def main(
     epochs: Annotated[int, typer.Option(min=1)] = 3,
     windows: Annotated[int, typer.Option(min=32)] = 3200,
     interval: Annotated[int, typer.Option(min=1, help="Optimizer steps between two saves.")] = 25,
+    bucket: Annotated[str, typer.Option(help="Put the runs below this URI, such as s3://bucket/prefix.")] = "",
     seed: Annotated[int | None, typer.Option(help="Chooses the instants of the kills; at random by default.")] = None,
 ) -> None:
     """Kill the training, start it again with the same command, and compare it with a control bit for bit."""
@@ -205,7 +206,7 @@ def main(
         raise typer.Exit(2)
     seed = secrets.randbelow(1_000_000) if seed is None else seed
     console.print(f"kills: {kills}, --seed {seed} repeats them")
-    job = Job(folder.resolve(), ranks, workers, accumulate, epochs, windows, interval)
+    job = Job(folder.resolve(), ranks, workers, accumulate, epochs, windows, interval, bucket=bucket)
     try:
         proof = prove(folder.resolve(), job, kills, seed, console.print)
     except RuntimeError as error:

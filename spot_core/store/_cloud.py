@@ -86,13 +86,15 @@ class CloudStore:
         # probes) a look first refuses what is long taken; two writers at once may both pass it.
         if not self._conditional and self.stat(key) is not None:
             raise KeyExistsError(f"{key} exists at {self.uri}.")
-        mode = "overwrite" if self._conditional is False else "create"
+        self._create(key, data, mode="overwrite" if self._conditional is False else "create")
+
+    def _create(self, key: str, data: bytes, *, mode: str = "create") -> None:
         doubt = False
 
         def create() -> None:
             nonlocal doubt
             try:
-                self._call("create", key, lambda api, client: api.put(client, key, data, mode=mode))
+                self._call("create", key, lambda api, client: api.put(client, key, data, mode=mode), retry=False)
             except TransientStoreError:
                 doubt = True
                 raise
@@ -101,12 +103,7 @@ class CloudStore:
                 if not doubt or self.get(key) != data:
                     raise
 
-        # Once more around the client's own retries: it does not repeat a create whose reply was lost.
-        for attempt in stamina.retry_context(
-            on=TransientStoreError, attempts=None, timeout=self._retry_s, wait_initial=0.1, wait_max=5.0
-        ):
-            with attempt:
-                create()
+        self._retry(create)
 
     def put(self, key: str, data: bytes) -> None:
         check_key(key)
@@ -126,6 +123,7 @@ class CloudStore:
                 lambda api, client: api.put(
                     client, key, iter(feed), chunk_size=feed.part, max_concurrency=_PARTS_AT_ONCE, use_multipart=True
                 ),
+                retry=False,  # a request that fails is repeated by the client; the whole of it would cost too much
             )
         except StoreError:
             if feed.error is None:
@@ -237,9 +235,9 @@ class CloudStore:
         """Whether a second conditional put really fails: some servers accept the condition and ignore it."""
         key = f".tmp-{secrets.token_hex(16)}"
         try:
-            self.put_if_absent(key, b"first")
+            self._create(key, b"first")
             try:
-                self.put_if_absent(key, b"second")
+                self._create(key, b"second")
             except KeyExistsError:
                 pass
             return self.get(key) == b"first"
@@ -251,11 +249,23 @@ class CloudStore:
         finally:
             self.delete(key)
 
-    def _call(self, verb: str, key: str, action: Callable[[Any, Any], _T]) -> _T:
-        with self._errors(verb, key):
-            import obstore
+    def _call(self, verb: str, key: str, action: Callable[[Any, Any], _T], *, retry: bool = True) -> _T:
+        def call() -> _T:
+            with self._errors(verb, key):
+                import obstore
 
-            return action(obstore, self._client())
+                return action(obstore, self._client())
+
+        return self._retry(call) if retry else call()
+
+    def _retry(self, action: Callable[[], _T]) -> _T:
+        """Around the client's own: it repeats neither a create whose reply was lost, nor a reply that broke off."""
+        for attempt in stamina.retry_context(
+            on=TransientStoreError, attempts=None, timeout=self._retry_s, wait_initial=0.1, wait_max=5.0
+        ):
+            with attempt:
+                return action()
+        raise AssertionError("unreachable: the last attempt returns or raises")
 
     @contextmanager
     def _errors(self, verb: str, key: str) -> Iterator[None]:

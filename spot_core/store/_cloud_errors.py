@@ -34,9 +34,11 @@ _NO_ACCESS = {
 }
 _NO_PLACE = {"NoSuchBucket", "ContainerNotFound"}
 _PASSING = {"InternalError", "RequestTimeout", "ServerBusy", "ServiceUnavailable", "SlowDown", "ThrottlingException"}
+_REGION = "Set the bucket's region (client_kwargs={'region_name': ...})."
+_HINTS = {301: _REGION, 307: _REGION, 400: "Credentials that expired, or another region, are told so too."}
 _NETWORK = re.compile(
     r"error sending request|error decoding response|timed out|timeout|connection|connect error|dns error|"
-    r"broken pipe|unexpected EOF|body error",
+    r"broken pipe|unexpected EOF|response body",
     re.IGNORECASE,
 )
 _CREDENTIALS = re.compile(r"credential|no valid|token", re.IGNORECASE)
@@ -61,8 +63,7 @@ def translate_cloud(error: Exception, verb: str, key: str, uri: str, why: str) -
     if code in _PASSING or (status is not None and (status >= 500 or status in (408, 409, 425, 429))):
         return TransientStoreError(where)
     if status is not None:
-        hint = "Set the bucket's region (client_kwargs={'region_name': ...})." if status in (301, 307, 400) else ""
-        return StoreError(where, hint=hint if status != 400 or "region" in why.lower() else "")
+        return StoreError(where, hint=_HINTS.get(status, ""))
     if _NETWORK.search(why):
         return TransientStoreError(where)
     if _CREDENTIALS.search(why):

@@ -23,7 +23,7 @@ def test_keep_drops_the_older_ones(run: Run, spot: Spot) -> None:
     done = spot("prune", run.uri, "--keep", 2, "--json")
     assert done.exit_code == 0
     value = json.loads(done.stdout)
-    assert sorted(value) == ["dropped", "dry_run", "leftovers", "objects", "run"]
+    assert sorted(value) == ["dropped", "dry_run", "leftovers", "objects", "run", "uploads"]
     assert value["dropped"] == [OLDEST]
     assert names(run) == [NEWEST, MIDDLE]
     assert (Path(run.uri) / "tombstones" / OLDEST).exists()

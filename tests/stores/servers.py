@@ -7,9 +7,11 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -115,8 +117,7 @@ def _seaweedfs(folder: Path, port: int) -> tuple[list[str], Server]:
 def _rclone(folder: Path, port: int) -> tuple[list[str], Server]:
     (folder / "data" / BUCKET).mkdir(parents=True)
     command = [_program("rclone"), "serve", "s3", "--addr", f"127.0.0.1:{port}", "--auth-key", f"{KEY},{SECRET}"]
-    # Without a cache of its own: a second reader must see what the first has written.
-    command += ["--config", os.devnull, "--dir-cache-time", "0s", "--vfs-write-back", "0s", str(folder / "data")]
+    command += ["--config", os.devnull, str(folder / "data")]
     return command, Server("rclone", "s3", "127.0.0.1", port, _s3_options(port), conditional=False)
 
 
@@ -173,7 +174,9 @@ def serve(name: str, folder: Path, timeout_s: float = 120.0) -> Iterator[Server]
     folder.mkdir(parents=True, exist_ok=True)
     command, server = SERVERS[name](folder, free_port())
     with (folder / "server.log").open("wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, cwd=folder)
+        process = subprocess.Popen(
+            command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, cwd=folder, preexec_fn=_die_with_parent
+        )
     try:
         _until(process, folder, timeout_s, lambda: _make_bucket(server))
         yield server
@@ -184,6 +187,11 @@ def serve(name: str, folder: Path, timeout_s: float = 120.0) -> Iterator[Server]
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+def _die_with_parent() -> None:
+    """A test session that is killed leaves no server behind."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
 
 
 def _until(process: subprocess.Popen[bytes], folder: Path, timeout_s: float, ready: Callable[[], None]) -> None:

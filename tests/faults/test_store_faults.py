@@ -1,0 +1,151 @@
+"""What a network does to single requests: carried out once, told rightly, never half.
+
+Mutants that these tests were seen to catch: no retry around a conditional put; no read-back after a lost reply; a
+transient error of a listing told as emptiness; reads that are not tried again when their body breaks off.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from spot_core.errors import AccessError, KeyExistsError, StoreError, TransientStoreError
+from spot_core.store import BytesSource, CloudStore, put_once
+from tests.faults.lanes import some
+from tests.faults.proxy import Answer, Fault, LoseReply, Proxy, Request, Reset, Stall, Truncate
+from tests.stores.servers import Server
+
+SLOW_DOWN = Answer(503, "SlowDown", "Please reduce your request rate.")
+DATA = bytes(range(251)) * 100_000  # 25 MB: two parts
+
+
+@pytest.fixture(params=["moto", pytest.param("seaweedfs", marks=pytest.mark.slow)])
+def server(request: pytest.FixtureRequest, server_named: Callable[[str], Server]) -> Server:
+    return server_named(request.param)
+
+
+@pytest.fixture
+def proxy(server: Server) -> Iterator[Proxy]:
+    with Proxy(server.port) as made:
+        yield made
+
+
+@pytest.fixture
+def store(server: Server, proxy: Proxy, run_name: str) -> CloudStore:
+    """With a deadline that a burst outlives only where it is meant to."""
+    return CloudStore(server.uri(run_name), storage_options=server.behind(proxy.port).options, retry_s=10)
+
+
+def first(count: int, fault: Fault, which: Callable[[Request], bool]) -> Callable[[Request], Fault | None]:
+    """`fault` for the first `count` requests of a kind."""
+    seen = itertools.count()
+    return lambda request: fault if which(request) and next(seen) < count else None
+
+
+BURSTS = {
+    "reset": Reset(),
+    "500": Answer(500, "InternalError"),
+    "503": Answer(503, "ServiceUnavailable"),
+    "slow down": SLOW_DOWN,
+    "lost reply": LoseReply(),
+    "stall": Stall(1.0),
+}
+
+
+@pytest.mark.parametrize("kind", some(BURSTS, "reset", "slow down"))
+def test_an_upload_comes_through(store: CloudStore, proxy: Proxy, kind: str) -> None:
+    proxy.fault = first(3, BURSTS[kind], lambda request: request.is_part)
+    store.put_blob("g/blob", BytesSource(DATA))
+    assert store.get("g/blob") == DATA
+    assert [info.key for info in store.list("")] == ["g/blob"]
+    parts = sum(request.is_part for request in proxy.requests)
+    assert parts == 2 if kind == "stall" else parts >= 5, "the fault was met, and only parts were sent again"
+
+
+@pytest.mark.parametrize("kind", ["500", "lost reply"])
+def test_the_end_of_an_upload_comes_through(store: CloudStore, proxy: Proxy, kind: str) -> None:
+    """The request that makes the object visible may have been carried out when its reply is lost."""
+    proxy.fault = first(1, BURSTS[kind], lambda request: request.method == "POST" and "uploadId" in request.query)
+    store.put_blob("g/blob", BytesSource(DATA))
+    assert store.get("g/blob") == DATA
+
+
+@pytest.mark.parametrize("kind", some(BURSTS, "reset", "lost reply"))
+def test_a_conditional_put_is_done_once_and_known_for_ones_own(store: CloudStore, proxy: Proxy, kind: str) -> None:
+    proxy.fault = first(2, BURSTS[kind], lambda request: request.method == "PUT")
+    put_once(store, "lives/1", b"nonce one")
+    assert store.get("lives/1") == b"nonce one"
+    proxy.fault = first(1, BURSTS[kind], lambda request: request.method == "PUT")
+    with pytest.raises(KeyExistsError):
+        put_once(store, "lives/1", b"nonce two")
+    assert store.get("lives/1") == b"nonce one"
+
+
+@pytest.mark.parametrize("kind", some(["reset", "503", "slow down", "lost reply", "truncated"], "reset", "truncated"))
+def test_reading_comes_through(store: CloudStore, proxy: Proxy, kind: str) -> None:
+    store.put_blob("g/blob", BytesSource(DATA))
+    fault = Truncate() if kind == "truncated" else BURSTS[kind]
+    proxy.fault = first(2, fault, lambda request: request.method == "GET")
+    assert store.get("g/blob") == DATA
+    proxy.fault = first(2, fault, lambda request: request.method == "GET")
+    buffer = bytearray(20_000_000)
+    store.get_ranges("g/blob", [(1000, [memoryview(buffer)])])
+    assert buffer == DATA[1000 : 1000 + len(buffer)]
+    proxy.fault = first(2, fault, lambda request: request.method == "GET")
+    assert [info.key for info in store.list("g/")] == ["g/blob"]
+    proxy.fault = first(2, fault, lambda request: request.method == "GET")
+    assert list(store.list_dirs("")) == ["g"]
+
+
+@pytest.mark.parametrize("answer", [Answer(403, "AccessDenied"), Answer(400, "ExpiredToken"), Answer(500, "Odd")])
+def test_an_error_is_never_told_as_an_absence(
+    server: Server, proxy: Proxy, run_name: str, answer: Answer
+) -> None:
+    options = server.behind(proxy.port).options
+    store = CloudStore(server.uri(run_name), storage_options=options, retry_s=0.3)
+    proxy.fault = lambda request: answer
+    kind = TransientStoreError if answer.status == 500 else AccessError
+    asking: list[Callable[[], object]] = [
+        lambda: store.get("a"),
+        lambda: store.list(""),
+        lambda: store.list_dirs(""),
+        lambda: store.put("a", b"1"),
+        lambda: store.put_blob("b", BytesSource(DATA)),
+    ]
+    for ask in asking:
+        with pytest.raises(kind):
+            ask()
+    # They look first, and the reply to that has no body that could say more.
+    for ask in (lambda: store.stat("a"), lambda: store.put_if_absent("a", b"1")):
+        with pytest.raises(StoreError):
+            ask()
+
+
+def test_an_upload_that_is_given_up_leaves_no_object_and_no_parts(
+    server: Server, proxy: Proxy, run_name: str
+) -> None:
+    options = server.behind(proxy.port).options
+    store = CloudStore(server.uri(run_name), storage_options=options, retry_s=0.5)
+    proxy.fault = lambda request: Answer(500, "InternalError") if request.is_part else None
+    with pytest.raises(TransientStoreError):
+        store.put_blob("g/blob", BytesSource(DATA))
+    assert list(store.list("")) == []
+    assert list(store.unfinished("")) == [], "the parts that did arrive are paid for until somebody aborts"
+
+
+def test_secrets_are_in_no_error(server: Server, proxy: Proxy, run_name: str) -> None:
+    """Servers repeat what they were sent: keys, signatures, tokens."""
+    secret = str(server.options["secret"])
+    options = {**server.behind(proxy.port).options, "token": "session-token-0815"}
+    store = CloudStore(server.uri(run_name), storage_options=options, retry_s=0.2)
+    told = f"signed with {secret} and session-token-0815"
+    for status, code in ((403, "SignatureDoesNotMatch"), (500, "InternalError"), (400, "Odd")):
+        proxy.fault = lambda request, status=status, code=code: Answer(status, code, told)  # type: ignore[misc]
+        with pytest.raises(StoreError) as caught:
+            store.get("a")
+        text = f"{caught.value}{caught.value!r}{caught.value.__cause__!r}{store!r}"
+        assert "signed with ***" in text or status == 500
+        assert secret not in text
+        assert "0815" not in text

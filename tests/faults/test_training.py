@@ -1,0 +1,281 @@
+"""A training whose store is behind a network that fails: it goes on, says so, and the next good save commits.
+
+Mutants that these tests were seen to catch: a failed upload committed all the same; an error while looking taken for an
+empty run; a save without a deadline.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from spot_core import Depth
+from spot_core.config import Settings
+from spot_core.errors import AccessError, FencedError, StoreError, TransientStoreError
+from spot_core.pytorch.session import Patience, Session
+from spot_core.run import Run
+from spot_core.store import CloudStore, open_store
+from tests.faults.lanes import some
+from tests.faults.proxy import Answer, Fault, LoseReply, Proxy, Request, Reset, Stale, Stall, Truncate
+from tests.session.job import Training, save, train
+from tests.stores.servers import Server, free_port
+
+
+class Big(Training):
+    """With a state of some 20 MB, so that an upload has several parts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ballast = torch.zeros(5_000_000)
+
+    def update(self) -> None:
+        super().update()
+        self.ballast += self.step
+
+    def shared(self) -> dict[str, Any]:
+        return {**super().shared(), "ballast": self.ballast}
+
+    def take_up(self, resumed: Any) -> None:
+        super().take_up(resumed)
+        if resumed is not None:
+            self.ballast.copy_(resumed.state.shared["ballast"])
+
+    def tensors(self) -> list[torch.Tensor]:
+        return [*super().tensors(), self.ballast]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(params=["moto", pytest.param("seaweedfs", marks=pytest.mark.slow)])
+def server(request: pytest.FixtureRequest, server_named: Callable[[str], Server]) -> Server:
+    return server_named(request.param)
+
+
+@pytest.fixture
+def proxy(server: Server) -> Iterator[Proxy]:
+    with Proxy(server.port) as made:
+        yield made
+
+
+@pytest.fixture
+def behind(server: Server, proxy: Proxy, run_name: str) -> Callable[..., CloudStore]:
+    """Opens the run through the proxy."""
+    options = server.behind(proxy.port).options
+    return lambda retry_s=3.0: CloudStore(server.uri(run_name), storage_options=options, retry_s=retry_s)
+
+
+def session_of(store: CloudStore, *, patience: Patience | None = None, **settings: Any) -> Session:
+    settings = {"sources": "none", "interval": "2 steps", "writer": "thread", "max_failed_saves": 10, **settings}
+    return Session(Run.open(store), Settings(**settings), patience=patience or Patience(close_s=30))
+
+
+def begun(session: Session) -> Big:
+    training = Big()
+    training.take_up(session.resume())
+    session.start()
+    return training
+
+
+def control(steps: int) -> list[torch.Tensor]:
+    training = Big()
+    while training.step < steps:
+        training.forward_backward()
+        training.update()
+    return training.tensors()
+
+
+def whole(server: Server, store: CloudStore) -> list[int]:
+    """Steps of the generations as somebody sees them who does not come through the proxy; each is read to its end."""
+    run = Run.open(open_store(store.uri, storage_options=server.options))
+    found = run.discover().generations
+    for committed in found:
+        run.verify(committed, Depth.DIGESTS)
+    return [committed.id.step for committed in found]
+
+
+def is_data(request: Request) -> bool:
+    return request.writes and "-r00000" in request.key
+
+
+def first(count: int, fault: Fault, which: Callable[[Request], bool]) -> Callable[[Request], Fault | None]:
+    seen = itertools.count()
+    return lambda request: fault if which(request) and next(seen) < count else None
+
+
+PASSING: dict[str, tuple[int, Fault, Callable[[Request], bool]]] = {
+    "reset in the middle of an upload": (2, Reset(), is_data),
+    "burst of 500": (4, Answer(500, "InternalError"), lambda request: request.writes),
+    "burst of 503": (4, Answer(503, "ServiceUnavailable"), lambda request: True),
+    "throttled": (4, Answer(503, "SlowDown"), lambda request: True),
+    "reply lost of data": (2, LoseReply(), is_data),
+    "reply lost of the marker": (1, LoseReply(), lambda request: request.writes and "COMMIT" in request.key),
+    "stall": (2, Stall(10.0), lambda request: request.writes),
+    "stale listing": (1000, Stale(), lambda request: request.is_listing),
+}
+
+
+@pytest.mark.parametrize("kind", some(PASSING, "reset in the middle of an upload", "reply lost of the marker"))
+def test_what_passes_costs_no_save(
+    server: Server, proxy: Proxy, behind: Callable[..., CloudStore], kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with session_of(behind()) as session:
+        training = begun(session)
+        met: list[Request] = []
+        count, fault, which = PASSING[kind]
+        rule = first(count, fault, which)
+
+        def observed(request: Request) -> Fault | None:
+            found = rule(request)
+            if found is not None:
+                met.append(request)
+            return found
+
+        proxy.fault = observed
+        for _ in range(2):
+            train(session, training, training.step + 1)
+            save(session, training, wait=True)
+        assert met, "the fault was never met"
+    assert "failed" not in caplog.text
+    assert whole(server, behind()) == [2, 1]
+    proxy.fault = lambda request: None
+    with session_of(behind()) as session:
+        resumed = begun(session)
+        assert resumed.step == 2
+        train(session, resumed, 5)
+    assert all(torch.equal(a, b) for a, b in zip(resumed.tensors(), control(5), strict=True))
+
+
+LASTING = {
+    "outage": Answer(503, "ServiceUnavailable"),
+    "resets": Reset(),
+    "expired credentials": Answer(400, "ExpiredToken", "The provided token has expired."),
+    "access lost": Answer(403, "AccessDenied"),
+}
+
+
+@pytest.mark.parametrize("kind", some(LASTING, "outage", "expired credentials"))
+def test_what_lasts_costs_saves_and_no_training(
+    server: Server, proxy: Proxy, behind: Callable[..., CloudStore], kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Training goes on to its end; the alarm says why; when the store is back, the next save commits."""
+    store = behind(0.5)
+    caplog.set_level(logging.WARNING)
+    with session_of(store) as session:
+        training = begun(session)
+
+        def after(step: int) -> None:
+            if step == 3:
+                session.drain()
+                proxy.fault = lambda request: LASTING[kind] if request.writes else None
+            if step == 7:
+                session.drain()  # what fails, fails before the store is back
+                proxy.fault = lambda request: None
+
+        train(session, training, 10, after)
+        committed = session.drain()
+        assert committed is not None
+        assert committed.id.step == 10
+    alarms = [message for message in caplog.messages if "the save of step 4 failed" in message]
+    assert len(alarms) == 1
+    if kind in ("expired credentials", "access lost"):
+        assert "Check the credentials" in alarms[0]
+    assert str(server.options["secret"]) not in caplog.text
+    assert whole(server, store) == [10, 8, 2]
+    assert all(torch.equal(a, b) for a, b in zip(training.tensors(), control(10), strict=True))
+
+
+def test_a_store_that_hangs_holds_no_rank_up_for_ever(
+    server: Server, proxy: Proxy, behind: Callable[..., CloudStore], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The save is given up after its deadline, and training, which waited for it before the next one, goes on."""
+    with session_of(behind(), patience=Patience(write_s=1.5, close_s=1)) as session:
+        training = begun(session)
+        train(session, training, 3)
+        session.drain()
+        proxy.fault = lambda request: Stall(60.0) if is_data(request) else None
+        save(session, training)
+        training.step += 1
+        proxy.fault = lambda request: Stall(60.0) if is_data(request) and "00003/" in request.key else None
+        save(session, training, wait=True)
+    assert "the save of step 3 failed" in caplog.text
+    assert "did not finish writing within" in caplog.text
+    assert whole(server, behind()) == [4, 2]
+
+
+def test_a_download_that_breaks_off_is_read_again(
+    server: Server, proxy: Proxy, behind: Callable[..., CloudStore]
+) -> None:
+    with session_of(behind()) as session:
+        train(session, begun(session), 3)
+        session.drain()
+    proxy.fault = first(3, Truncate(), lambda request: request.method == "GET" and ".blob" in request.key)
+    with session_of(behind()) as session:
+        assert begun(session).step == 2
+    assert sum(".blob" in request.key and request.method == "GET" for request in proxy.requests) >= 6
+
+
+LOOKING: dict[str, tuple[Fault, type[StoreError]]] = {
+    "forbidden": (Answer(403, "AccessDenied"), AccessError),
+    "time-out": (Stall(30.0), TransientStoreError),
+    "outage": (Answer(500, "InternalError"), TransientStoreError),
+}
+
+
+@pytest.mark.parametrize("kind", LOOKING)
+@pytest.mark.parametrize("what", ["everything", "listings"])
+def test_an_error_while_looking_refuses_a_fresh_start(
+    server: Server, proxy: Proxy, run_name: str, kind: str, what: str
+) -> None:
+    """A run with a generation in it, and one that is empty: in neither case is it known to be empty."""
+    options = {**server.behind(proxy.port).options, "config_kwargs": {"read_timeout": 0.5}}
+    fault, error = LOOKING[kind]
+    proxy.fault = lambda request: fault if what == "everything" or request.is_listing else None
+    store = CloudStore(server.uri(run_name), storage_options=options, retry_s=0.5)
+    with session_of(store) as session, pytest.raises(error):
+        session.resume()
+    assert list(open_store(server.uri(run_name), storage_options=server.options).list("")) == []
+
+
+def test_a_name_that_does_not_resolve_refuses_a_fresh_start(server: Server, run_name: str) -> None:
+    options = {**server.options, "client_kwargs": {"endpoint_url": "http://no-such-host.invalid", "region_name": "x"}}
+    store = CloudStore(server.uri(run_name), storage_options=options, retry_s=0.5)
+    with session_of(store) as session, pytest.raises(TransientStoreError):
+        session.resume()
+
+
+def test_a_server_that_is_gone_refuses_a_fresh_start(server: Server, run_name: str) -> None:
+    options = server.behind(free_port()).options
+    store = CloudStore(server.uri(run_name), storage_options=options, retry_s=0.5)
+    with session_of(store) as session, pytest.raises(TransientStoreError):
+        session.resume()
+
+
+def run_on(session: Session, training: Big) -> None:
+    """Far ahead by steps."""
+    train(session, training, 20)
+    session.drain()
+
+
+def test_the_older_of_two_lives_stops(server: Server, proxy: Proxy, behind: Callable[..., CloudStore]) -> None:
+    """A node that was written off and is not dead: its next save is refused, and only the newer life's count."""
+    with session_of(behind()) as zombie:
+        old = begun(zombie)
+        train(zombie, old, 3)
+        zombie.drain()
+        with session_of(behind()) as heir:
+            new = begun(heir)
+            assert new.step == 2
+            train(heir, new, 5)
+            heir.drain()
+            with pytest.raises(FencedError):
+                run_on(zombie, old)
+    found = Run.open(open_store(behind().uri, storage_options=server.options)).discover().generations
+    assert [(committed.id.life, committed.id.step) for committed in found] == [(2, 4), (1, 2)]
