@@ -27,7 +27,7 @@ from spot_core.preflight import (
 from spot_core.run import Run
 from spot_core.verify import Depth
 
-PACKAGES = ("lightning-spot", "torch", "lightning", "pytorch-lightning", "accelerate", "fsspec", "s3fs", "gcsfs")
+PACKAGES = ("lightning-spot", "torch", "lightning", "pytorch-lightning", "accelerate", "fsspec", "obstore", "gcsfs")
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,10 @@ def test_places() -> None:
 @pytest.mark.parametrize(
     ("options", "config"),
     [
-        ({"key": "k", "secret": "s", "token": "t"}, {"access_key_id": "k", "secret_access_key": "s", "session_token": "t"}),
+        (
+            {"key": "k", "secret": "s", "token": "t"},
+            {"access_key_id": "k", "secret_access_key": "s", "session_token": "t"},
+        ),
         ({"anon": True}, {"skip_signature": True}),
         ({"anon": False}, {"skip_signature": False}),
         ({"endpoint_url": "https://x/"}, {"endpoint": "https://x"}),
