@@ -16,7 +16,7 @@ import torch
 
 from spot_core import Depth
 from spot_core.config import Settings
-from spot_core.errors import AccessError, FencedError, StoreError, TransientStoreError
+from spot_core.errors import AccessError, FencedError, Reason, StoreError, TransientStoreError
 from spot_core.pytorch.session import Patience, Session
 from spot_core.run import Run
 from spot_core.store import CloudStore, open_store
@@ -73,7 +73,9 @@ def behind(server: Server, proxy: Proxy, run_name: str) -> Callable[..., CloudSt
 
 
 def session_of(store: CloudStore, *, patience: Patience | None = None, **settings: Any) -> Session:
-    settings = {"sources": "none", "interval": "2 steps", "writer": "thread", "max_failed_saves": 10, **settings}
+    # Without the preflight, which would meet the faults first.
+    base = {"sources": "none", "interval": "2 steps", "writer": "thread", "max_failed_saves": 10, "preflight": False}
+    settings = {**base, **settings}
     return Session(Run.open(store), Settings(**settings), patience=patience or Patience(close_s=30))
 
 
@@ -251,11 +253,13 @@ def test_a_name_that_does_not_resolve_refuses_a_fresh_start(server: Server, run_
         session.resume()
 
 
-def test_a_server_that_is_gone_refuses_a_fresh_start(server: Server, run_name: str) -> None:
+@pytest.mark.parametrize("preflight", [True, False])
+def test_a_server_that_is_gone_refuses_a_fresh_start(server: Server, run_name: str, preflight: bool) -> None:
     options = server.behind(free_port()).options
     store = CloudStore(server.uri(run_name), storage_options=options, retry_s=0.5)
-    with session_of(store) as session, pytest.raises(TransientStoreError):
+    with session_of(store, preflight=preflight) as session, pytest.raises(StoreError) as caught:
         session.resume()
+    assert caught.value.reason is Reason.TRANSIENT
 
 
 def run_on(session: Session, training: Big) -> None:

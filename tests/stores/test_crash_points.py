@@ -26,7 +26,7 @@ def faulty(store: Store, index: int, mode: str) -> StoreWrapper:
 
 def cases() -> list[object]:
     """All points on each server in the slow lane; a few on moto in the fast one."""
-    fast = [pytest.param("moto", mode, 35, id=f"moto-{mode}-some") for mode in ("after", "lost")]
+    fast = [pytest.param("moto", mode, 60, id=f"moto-{mode}-some") for mode in ("after", "lost")]
     slow = [
         # Where a point takes a second, every third; the modes begin at different ones.
         pytest.param(name, mode, 1 if name == "moto" else 3, id=f"{name}-{mode}", marks=pytest.mark.slow)
