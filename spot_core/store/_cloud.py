@@ -126,13 +126,24 @@ class CloudStore:
                 retry=False,  # a request that fails is repeated by the client; the whole of it would cost too much
             )
         except StoreError:
-            if feed.error is None:
+            if feed.error is not None:
+                raise feed.error from None  # the source's own errors pass as they are
+            if not self._arrived(key, source.size):
                 raise
-            raise feed.error from None  # the source's own errors pass as they are
-        # The store's own account of what it has: its parts were counted and summed up there.
-        found = self.stat(key)
-        if found is None or found.size != source.size:
-            raise StoreError(f"{key} at {self.uri} has {found and found.size} bytes, not the {source.size} written.")
+            _log.info("The reply for %s was lost; looked up, the object is there whole.", key)
+        else:
+            # The store's own account of what it has: its parts were counted and summed up there.
+            if not self._arrived(key, source.size):
+                raise StoreError(f"{key} at {self.uri} does not have the {source.size} bytes that were written.")
+
+    def _arrived(self, key: str, size: int) -> bool:
+        """An upload appears whole or not at all, and every attempt has a key of its own."""
+        try:
+            found = self.stat(key)
+        except StoreError as error:
+            _log.debug("Could not look up %s: %s", key, error)
+            return False
+        return found is not None and found.size == size
 
     def get(self, key: str) -> bytes:
         check_key(key)

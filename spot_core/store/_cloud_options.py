@@ -182,6 +182,8 @@ def _botocore_config(value: Mapping[str, Any], made: _Settings) -> None:
 def _azure(place: Place, options: Mapping[str, Any], made: _Settings) -> None:
     if place.account is not None:
         made.config["account_name"] = place.account
+    if not options and (text := os.environ.get("AZURE_STORAGE_CONNECTION_STRING", "")):
+        _connection_string(text, made)
     for name, value in _flat(options, ()):
         if name == "connection_string":
             _connection_string(str(value), made)

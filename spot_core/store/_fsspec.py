@@ -8,6 +8,7 @@ would publish what had been written; nothing is renamed.
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -337,6 +338,10 @@ class FsspecStore:
 def _check_protocol(protocol: str) -> None:
     import fsspec
 
+    if protocol in ("gs", "gcs"):
+        # Read when gcsfs is imported. Its default class first asks a gRPC service what kind of bucket it is, which
+        # takes a right of its own, and a minute where there is no such service; nothing here depends on the answer.
+        os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
     try:
         fsspec.get_filesystem_class(protocol)
     except ValueError:

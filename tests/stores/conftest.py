@@ -1,16 +1,12 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import uuid
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from tests.stores.servers import Missing, Server, serve
-
-# Read when gcsfs is imported: it would otherwise ask an API that no emulator has, for a minute per request.
-os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
 
 
 @pytest.fixture(scope="session")
