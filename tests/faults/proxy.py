@@ -83,7 +83,12 @@ class Stale:
     """The reply to the first such request is given again (a listing that does not see what came since)."""
 
 
-Fault = Reset | Answer | Stall | LoseReply | Truncate | Stale
+@dataclass(frozen=True)
+class Corrupt:
+    """One bit of the request's body turns over on the way."""
+
+
+Fault = Corrupt | Reset | Answer | Stall | LoseReply | Truncate | Stale
 
 
 @dataclass
@@ -166,6 +171,8 @@ class Proxy:
             return True
         if isinstance(fault, Stall):
             await asyncio.sleep(fault.seconds)
+        if isinstance(fault, Corrupt):
+            body = body[: length // 2] + bytes([body[length // 2] ^ 1]) + body[length // 2 + 1 :]
         server_writer.write(head + body)
         await server_writer.drain()
         reply_head = await server_reader.readuntil(b"\r\n\r\n")

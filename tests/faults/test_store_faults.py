@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from spot_core.errors import AccessError, KeyExistsError, StoreError, TransientStoreError
+from spot_core import Depth, Run
+from spot_core.errors import AccessError, CorruptShardError, KeyExistsError, StoreError, TransientStoreError
 from spot_core.store import BytesSource, CloudStore, put_once
 from tests.faults.lanes import some
-from tests.faults.proxy import Answer, Fault, LoseReply, Proxy, Request, Reset, Stall, Truncate
+from tests.faults.proxy import Answer, Corrupt, Fault, LoseReply, Proxy, Request, Reset, Stall, Truncate
 from tests.stores.servers import Server
 
 SLOW_DOWN = Answer(503, "SlowDown", "Please reduce your request rate.")
@@ -133,6 +134,42 @@ def test_an_upload_that_is_given_up_leaves_no_object_and_no_parts(
         store.put_blob("g/blob", BytesSource(DATA))
     assert list(store.list("")) == []
     assert list(store.unfinished("")) == [], "the parts that did arrive are paid for until somebody aborts"
+
+
+def test_a_bit_that_turns_on_the_way_is_found(store: CloudStore, proxy: Proxy) -> None:
+    """By nobody but us, where the payload is not signed and the wire is not encrypted."""
+    run = Run.open(store)
+    writer = run.claim()
+    for step in (1, 2):
+        opened = writer.begin(step)
+        if step == 2:
+            proxy.fault = first(1, Corrupt(), lambda request: request.is_part)
+        opened.seal([opened.write(0, {"w": DATA})], world_size=1).commit({})
+    found = run.discover().generations
+    assert [committed.id.step for committed in found] == [2, 1]
+    with pytest.raises(CorruptShardError):
+        run.verify(found[0], Depth.DIGESTS)
+    verified = run.select(Depth.DIGESTS).verified
+    assert verified is not None
+    assert verified.committed.id.step == 1
+    assert verified.read("w") == DATA
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("option", [{"checksum_algorithm": "sha256"}, {"unsigned_payload": False}], ids=str)
+def test_the_server_refuses_it_where_it_is_told_the_digest(
+    server_named: Callable[[str], Server], run_name: str, option: dict[str, object]
+) -> None:
+    server = server_named("seaweedfs")
+    with Proxy(server.port) as proxy:
+        options = {**server.behind(proxy.port).options, **option}
+        store = CloudStore(server.uri(run_name), storage_options=options, retry_s=1)
+        proxy.fault = first(1, Corrupt(), lambda request: request.is_part)
+        with pytest.raises(StoreError):
+            store.put_blob("g/blob", BytesSource(DATA))
+        assert store.stat("g/blob") is None
+        store.put_blob("g/blob", BytesSource(DATA))
+        assert store.get("g/blob") == DATA
 
 
 def test_secrets_are_in_no_error(server: Server, proxy: Proxy, run_name: str) -> None:
