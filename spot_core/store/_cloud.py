@@ -37,7 +37,7 @@ from spot_core.store._base import (
     chunk_count,
 )
 from spot_core.store._cloud_errors import translate_cloud
-from spot_core.store._cloud_options import Place, open_client
+from spot_core.store._cloud_options import Place, open_client, with_defaults
 from spot_core.store._pieces import pieces, scatter
 from spot_core.store._s3_uploads import S3Uploads
 from spot_core.store._secrets import scrub
@@ -68,6 +68,7 @@ class CloudStore:
         self.uri = uri.rstrip("/")
         self.storage_options: Mapping[str, Any] = dict(storage_options or {})
         self._place = Place.parse(self.uri)
+        self._options = with_defaults(self._place, self.storage_options)
         self._retry_s = retry_s
         self._lock = threading.Lock()
         self._opened: Any = None
@@ -202,7 +203,7 @@ class CloudStore:
             pass
 
     def _uploads(self) -> S3Uploads:
-        return S3Uploads(self._place, self.storage_options)
+        return S3Uploads(self._place, self._options)
 
     def _fill(self, key: str, offset: int, buffers: Sequence[memoryview]) -> None:
         size = sum(map(len, buffers))
@@ -285,7 +286,7 @@ class CloudStore:
         except (StoreError, ConfigError):
             raise
         except Exception as error:  # noqa: BLE001 - the client raises anything; whatever it is comes out as StoreError
-            why = scrub(str(error), self.storage_options)
+            why = scrub(str(error), self._options)
             # Without its cause, which prints what the server sent in full: requests, headers and all.
             raise translate_cloud(error, verb, key, self.uri, why) from None
 
@@ -293,14 +294,14 @@ class CloudStore:
         with self._lock:
             if self._opened is None:
                 try:
-                    self._opened = open_client(self._place, self.storage_options, retry_s=self._retry_s)
+                    self._opened = open_client(self._place, self._options, retry_s=self._retry_s)
                 except ConfigError:
                     raise
                 except Exception as error:  # noqa: BLE001 - obstore and botocore each have their own
-                    names = ", ".join(sorted(map(str, self.storage_options)))
+                    names = ", ".join(sorted(map(str, self._options)))
                     raise ConfigError(
                         f"The client of {self.uri} refuses its settings ({names or 'no storage_options'}): "
-                        f"{scrub(str(error), self.storage_options).splitlines()[0].rstrip('.')}."
+                        f"{scrub(str(error), self._options).splitlines()[0].rstrip('.')}."
                     ) from None
             return self._opened
 

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from spot_core.clock import SYSTEM_CLOCK
 from spot_core.errors import ConfigError
 
-__all__ = ["SCHEMES", "Place", "client_settings", "open_client", "s3_session"]
+__all__ = ["SCHEMES", "Place", "client_settings", "open_client", "s3_session", "with_defaults"]
 
 SCHEMES: Mapping[str, str] = {
     "s3": "s3",
@@ -100,6 +100,17 @@ class _Settings:
     config: dict[str, Any] = field(default_factory=dict)
     client: dict[str, Any] = field(default_factory=dict)
     profile: str | None = None
+
+
+def with_defaults(place: Place, options: Mapping[str, Any]) -> dict[str, Any]:
+    """`options` over what fsspec's own configuration (files, ``FSSPEC_S3_*`` variables) says for these schemes."""
+    import fsspec.config
+
+    found: dict[str, Any] = {}
+    for scheme, kind in SCHEMES.items():
+        if kind == place.kind:
+            found.update(fsspec.config.conf.get(scheme, {}))
+    return {**found, **options}
 
 
 def client_settings(place: Place, options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any], str | None]:

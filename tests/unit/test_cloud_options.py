@@ -7,6 +7,7 @@ import traceback
 from datetime import timedelta
 from typing import Any
 
+import fsspec.config
 import pytest
 
 from spot_core.errors import AccessError, ConfigError, KeyExistsError, KeyMissingError, StoreError, TransientStoreError
@@ -131,6 +132,15 @@ def test_options_are_shown_nowhere(caplog: pytest.LogCaptureFixture) -> None:
     assert "hunter2" not in told
     assert "http://127.0.0.1:1" in told, "where it went is no secret"
     assert caught.value.__cause__ is None
+
+
+def test_what_fsspec_is_configured_with_holds_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(fsspec.config.conf, "s3", {"key": "AKIA-SECRET", "anon": True, "no_such_option": 1})
+    store = CloudStore("s3://bucket/run", storage_options={"anon": False})
+    assert dict(store.storage_options) == {"anon": False}, "what is handed to other processes is what was given"
+    with pytest.raises(ConfigError, match="anon, key, no_such_option") as caught:
+        store.get("a")
+    assert "AKIA" not in str(caught.value)
 
 
 def test_scrub() -> None:
