@@ -153,8 +153,9 @@ def s3_session(options: Mapping[str, Any], profile: str | None) -> Any:
 
 
 def _s3(options: Mapping[str, Any], made: _Settings) -> None:
-    # Payloads are not signed: TLS covers them, and every byte's digest is checked when it is read.
-    made.config.update(unsigned_payload=True)
+    # Payloads are not signed: TLS covers them, and every byte's digest is checked when it is read. Objects are deleted
+    # one by one, and not every server knows the request for many.
+    made.config.update(unsigned_payload=True, disable_bulk_delete=True)
     for name, value in _flat(options, ("client_kwargs",)):
         if name == "profile":
             made.profile = value

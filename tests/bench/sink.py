@@ -75,8 +75,6 @@ class Sink:
             self._objects[key] = bytearray().join(numbered[number] for number in sorted(numbered))
             numbered.clear()
             return "200 OK", "", _xml("CompleteMultipartUploadResult", '<ETag>"0"</ETag>')
-        if method == "POST" and "delete" in query:
-            return "200 OK", "", _xml("DeleteResult", "")
         if method == "PUT" and "partNumber" in query:
             self._uploads[query["uploadId"]][int(query["partNumber"])] = body
             return "200 OK", tag, b""

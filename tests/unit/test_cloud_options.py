@@ -62,7 +62,7 @@ def test_places() -> None:
     ids=lambda value: ",".join(value) if isinstance(value, dict) else None,
 )
 def test_options_as_s3fs_takes_them(options: dict[str, Any], config: dict[str, Any]) -> None:
-    expected = {"unsigned_payload": True, "region": "us-east-1", **config}
+    expected = {"unsigned_payload": True, "disable_bulk_delete": True, "region": "us-east-1", **config}
     assert client_settings(S3, options)[0] == expected
 
 
