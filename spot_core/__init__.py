@@ -9,7 +9,6 @@ from spot_core.clock import SYSTEM_CLOCK, Clock
 from spot_core.config import Settings
 from spot_core.errors import (
     AccessError,
-    CapabilityError,
     CommitError,
     ConfigError,
     CorruptShardError,
@@ -42,7 +41,6 @@ from spot_core.verify import Depth, Verified
 __all__ = [
     "SYSTEM_CLOCK",
     "AccessError",
-    "CapabilityError",
     "Clock",
     "CommitError",
     "Committed",

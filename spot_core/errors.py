@@ -7,7 +7,6 @@
       StoreError (OSError)          the environment: fix it or try again
         TransientStoreError           may pass; was retried until the deadline
         AccessError                   this identity may not do that
-        CapabilityError               this store cannot give what was asked
         KeyExistsError                the name is taken
         KeyMissingError               the name holds nothing
       CommitError                   this generation failed; the previous one is whole
@@ -32,7 +31,6 @@ import enum
 
 __all__ = [
     "AccessError",
-    "CapabilityError",
     "CommitError",
     "ConfigError",
     "CorruptShardError",
@@ -119,10 +117,6 @@ class TransientStoreError(StoreError):
 
 class AccessError(StoreError):
     default_reason = Reason.ACCESS
-
-
-class CapabilityError(StoreError):
-    default_reason = Reason.CAPABILITY
 
 
 class KeyExistsError(StoreError):

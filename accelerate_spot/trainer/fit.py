@@ -22,7 +22,7 @@ from accelerate_spot.trainer.loaders import TrainingData, protected
 from accelerate_spot.trainer.restore import Restored
 from spot_core.clock import SYSTEM_CLOCK
 from spot_core.config import Settings
-from spot_core.errors import ResumeMismatchError
+from spot_core.errors import DeadlineError, ResumeMismatchError
 from spot_core.patches import Patches
 from spot_core.policy import Decision, Kind
 from spot_core.pytorch import fits, modules, nested
@@ -377,7 +377,11 @@ class Fit:
         self._step = int(self._trainer.state.global_step)
         shared, local = self._capture()
         local["output"] = [result.global_step, result.training_loss, dict(result.metrics)]
-        self._save(shared, local, reason="the training has finished", finished=True, wait=True)
+        try:
+            self._save(shared, local, reason="the training has finished", finished=True, wait=True)
+        except DeadlineError as late:
+            # The machine goes first. To leave as if it were finished would end the job without its last generation.
+            raise SystemExit(self._open_session.stop(self._step, str(late))) from late
 
     def close(self) -> None:
         """Undo everything on the trainer and end the session; idempotent, waits for no other rank."""

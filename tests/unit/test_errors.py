@@ -14,7 +14,6 @@ TREE = {
     "StoreError": ("SpotError", "OSError"),
     "TransientStoreError": ("StoreError",),
     "AccessError": ("StoreError",),
-    "CapabilityError": ("StoreError",),
     "KeyExistsError": ("StoreError",),
     "KeyMissingError": ("StoreError",),
     "CommitError": ("SpotError",),
