@@ -53,7 +53,7 @@ class Resplitter:
         if not first.plain or found.objects:
             return found
         self._known, self._tensors = first.known, SameTensors(found.tensors)
-        return found._replace(tensors=self._tensors)
+        return Split(found.tree, self._tensors, found.objects)
 
     def forget(self) -> None:
         """Let go of the memory of the state."""
