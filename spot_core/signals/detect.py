@@ -25,7 +25,7 @@ BUILT_IN = ("signals", "file", "slurm", "aws", "gcp", "azure", "alibaba", "tence
 PROBE_S = 2.0
 """How long all probes together may take; they run side by side."""
 DMI = Path("/sys/class/dmi/id")
-_MODULES = {"signals": "posix_signals", "file": "flag_file"}
+_MODULES = {"signals": "posix_signals", "file": "flag_file", "azure": "azure_events"}
 
 
 def third_party() -> dict[str, EntryPoint]:

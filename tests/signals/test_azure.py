@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from spot_core.signals import NoticeKind, SupportsAck
-from spot_core.signals.azure import AzureSource
+from spot_core.signals.azure_events import AzureSource
 from spot_core.testing.metadata import FakeAzure
 
 

@@ -11,7 +11,7 @@ import pytest
 from spot_core.signals import FlagFile, Source
 from spot_core.signals.alibaba import alibaba
 from spot_core.signals.aws import AwsSource
-from spot_core.signals.azure import AzureSource
+from spot_core.signals.azure_events import AzureSource
 from spot_core.signals.gcp import GcpMaintenance, GcpPreempted
 from spot_core.signals.tencent import tencent
 from spot_core.testing.metadata import FakeAlibaba, FakeAws, FakeAzure, FakeGcp, FakeTencent, MetadataServer

@@ -9,7 +9,7 @@ They keep to the documented protocols, also where those are awkward, and break o
 
 from __future__ import annotations
 
-from spot_core.testing.metadata.azure import FakeAzure
+from spot_core.testing.metadata.azure_events import FakeAzure
 from spot_core.testing.metadata.ec2_like import FakeAlibaba, FakeAws, FakeTencent
 from spot_core.testing.metadata.gcp import FakeGcp
 from spot_core.testing.metadata.server import MetadataServer, Reply, Request
