@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from spot_core.clock import SYSTEM_CLOCK
 from spot_core.errors import ConfigError
 
-__all__ = ["SCHEMES", "Place", "client_settings", "open_client", "s3_session", "with_defaults"]
+__all__ = ["SCHEMES", "Place", "client_settings", "credentials_chain", "open_client", "s3_session", "with_defaults"]
 
 SCHEMES: Mapping[str, str] = {
     "s3": "s3",
@@ -141,7 +141,7 @@ def open_client(place: Place, options: Mapping[str, Any], *, retry_s: float) -> 
         return clients.AzureStore(place.bucket, config=config, **common)
     provider = None
     if not config.get("skip_signature") and not ({"access_key_id", "secret_access_key"} <= config.keys()):
-        provider = _chain(profile)
+        provider = credentials_chain(profile)
     return clients.S3Store(place.bucket, config=config, credential_provider=provider, **common)
 
 
@@ -254,7 +254,7 @@ def _refused(name: str, instead: str = "") -> ConfigError:
     return ConfigError(f"The storage option {name} has no meaning here.", hint=f"{instead}." if instead else "")
 
 
-def _chain(profile: str | None) -> Callable[[], dict[str, Any]]:
+def credentials_chain(profile: str | None) -> Callable[[], dict[str, Any]]:
     """Credentials as boto finds them: environment, files, SSO, container, instance.
 
     Asked again every few minutes by a session of its own, so that keys that somebody renews in a file are seen.

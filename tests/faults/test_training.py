@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
@@ -283,3 +284,25 @@ def test_the_older_of_two_lives_stops(server: Server, proxy: Proxy, behind: Call
                 run_on(zombie, old)
     found = Run.open(open_store(behind().uri, storage_options=server.options)).discover().generations
     assert [(committed.id.life, committed.id.step) for committed in found] == [(2, 4), (1, 2)]
+
+
+def test_no_secret_is_in_any_object_log_or_process_list(
+    server: Server, run_name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, logger="spot_core")
+    store = CloudStore(server.uri(run_name), storage_options=server.options)
+    with session_of(store, writer="process", preflight=True) as session:
+        training = begun(session)
+        train(session, training, 2)
+        save(session, training, wait=True)
+        children = psutil.Process().children(recursive=True)
+        shown = [word for child in children for word in (*child.cmdline(), *child.environ().values())]
+        assert shown
+        session.stop(training.step, "told to")
+    objects = [store.get(info.key) for info in store.list("")]
+    assert len(objects) >= 6
+    for name in ("key", "secret"):
+        secret = str(server.options[name])
+        assert not any(secret.encode() in data for data in objects)
+        assert secret not in caplog.text
+        assert not any(secret in word for word in shown)

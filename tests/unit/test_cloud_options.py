@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import traceback
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import fsspec.config
@@ -14,7 +15,7 @@ from spot_core.errors import AccessError, ConfigError, KeyExistsError, KeyMissin
 from spot_core.run import Run
 from spot_core.store import CloudStore
 from spot_core.store._cloud_errors import translate_cloud
-from spot_core.store._cloud_options import Place, client_settings
+from spot_core.store._cloud_options import Place, client_settings, credentials_chain
 from spot_core.store._secrets import scrub
 
 S3 = Place.parse("s3://bucket/a/run")
@@ -132,6 +133,26 @@ def test_options_are_shown_nowhere(caplog: pytest.LogCaptureFixture) -> None:
     assert "hunter2" not in told
     assert "http://127.0.0.1:1" in told, "where it went is no secret"
     assert caught.value.__cause__ is None
+
+
+def test_renewed_credentials_are_seen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Somebody renews them in the file while the job runs: the next question finds them."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    file = tmp_path / "credentials"
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
+    ask = credentials_chain("mine")
+    for number in (1, 2):
+        names = {"aws_access_key_id": "k", "aws_secret_access_key": "s", "aws_session_token": "t"}
+        file.write_text("\n".join(["[mine]", *(f"{name}={letter}{number}" for name, letter in names.items())]))
+        found = ask()
+        told = found["access_key_id"], found["secret_access_key"], found["token"]
+        assert told == (f"k{number}", f"s{number}", f"t{number}")
+        assert found["expires_at"].tzinfo is not None
+    file.write_text("[mine]\n")
+    with pytest.raises(ValueError, match="no credentials"):
+        ask()
 
 
 def test_what_fsspec_is_configured_with_holds_here(monkeypatch: pytest.MonkeyPatch) -> None:
