@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import typer
@@ -21,21 +23,32 @@ class TorchrunCommand(TyperCommand):
         return []
 
 
-def launch(ctx: typer.Context) -> None:
-    """Start workers as torchrun does: spot launch [torchrun's options] [--run URI] -- train.py args."""
-    logging.basicConfig(level=logging.INFO, format="[spot launch] %(message)s")
+@contextmanager
+def supervised(program: str) -> Iterator[Supervisor]:
+    """Around the import of torch and the launching: the signals are taken over first.
+
+    The threads that torch starts then inherit the blocked signals. `program` is the name in the log.
+    """
+    logging.basicConfig(level=logging.INFO, format=f"[{program}] %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
     supervisor = Supervisor()
-    supervisor.start()  # before torch: its threads then inherit the blocked signals
+    supervisor.start()
     try:
-        from spot_core.pytorch.launch import launch as run_torchrun
+        yield supervisor
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
-        raise ConfigError("spot launch needs torch.", hint="pip install 'lightning-spot[torch]'") from error
+        raise ConfigError(f"{program} needs torch.", hint="pip install 'lightning-spot[torch]'") from error
     except LauncherSignal as error:
         raise typer.Exit(shell_code(-error.signum)) from error  # as if this program had not minded the signal
-    raise typer.Exit(run_torchrun(ctx.args, supervisor))
+
+
+def launch(ctx: typer.Context) -> None:
+    """Start workers as torchrun does: spot launch [torchrun's options] [--run URI] -- train.py args."""
+    with supervised("spot launch") as supervisor:
+        from spot_core.pytorch.launch import launch as run_torchrun
+
+        raise typer.Exit(run_torchrun(ctx.args, supervisor))
 
 
 def register(app: typer.Typer) -> None:

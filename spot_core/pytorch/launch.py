@@ -86,7 +86,11 @@ def launch(argv: Sequence[str], supervisor: Supervisor) -> int:
     Raises ConfigError and StoreError before anything starts; SystemExit from the option parser (`--help`, wrong
     options).
     """
-    args = parser().parse_args(list(argv))
+    return supervise(parser().parse_args(list(argv)), supervisor)
+
+
+def supervise(args: argparse.Namespace, supervisor: Supervisor) -> int:
+    """`launch` for options that are parsed already (`parser` made them, or their defaults)."""
     settings = Settings.from_env(grace_s=args.grace, exit_code=args.exit_code)
     with tempfile.TemporaryDirectory(prefix="spot-launch-") as notes:
         note = Path(notes) / "stop.json"

@@ -1,4 +1,4 @@
-"""The outside crash harness ckpt-chaos finds nothing on a Lightning script that uses the callback (W3, R1, R2, W6).
+"""The outside crash harness ckpt-chaos finds nothing on scripts that use the callback or the flag (W3, R1, R2, W6).
 
 It kills the script at each file event (before it, with the file torn, losing what was not fsynced, or by SIGTERM with
 a grace), starts it again, and compares the final weights with a twin that was never killed. The file events of the
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.timeout(900)
 BAD = {"HARD_FAIL", "SILENT_DIVERGENCE", "LOST_WORK", "CONTROL_FAIL"}
 
 
-PLAIN, LIGHTNING = "chaos_plain.py", "chaos_script.py"
+PLAIN, LIGHTNING, ACCELERATE = "chaos_plain.py", "chaos_script.py", "chaos_accelerate.py"
 
 
 def chaos(
@@ -40,6 +40,11 @@ def chaos(
     """The judged rows, and the names of the files whose events the harness had to choose from."""
     work = folder / "work"
     result = "final.bin" if script == PLAIN else "final.pt"
+    path, flag, program = os.pathsep.join([str(HERE / "chaos_boot"), str(HERE.parents[1])]), [], []
+    if script == ACCELERATE:  # the script knows nothing of its run
+        flag = ["RUN={out}/run", "INTERVAL=4 steps", "KEEP=100", f"WRITER={writer}"]
+        flag = [f"ACCELERATE_SPOT_{each}" for each in flag]
+        program = ["-m", "accelerate_spot.launch.runner"]
     command = [
         sys.executable, "-m", "ckpt_chaos", "run",
         "--modes", modes, "--grace", "20", "--max-points", str(points), "--timeout", "200", "--jobs", str(jobs),
@@ -50,8 +55,8 @@ def chaos(
         "--fail-on", ",".join(sorted(BAD)),
         "--work", str(work),
         # `env` replaces the path that ckpt-chaos sets for its own way of arming.
-        "--", "env", f"PYTHONPATH={HERE / 'chaos_boot'}", f"CHAOS_ARM={arm}",
-        sys.executable, str(HERE / script), "{out}", writer,
+        "--", "env", f"PYTHONPATH={path}", f"CHAOS_ARM={arm}", *flag,
+        sys.executable, *program, str(HERE / script), "{out}", writer,
     ]  # fmt: skip
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
@@ -112,5 +117,15 @@ def test_lightning_with_its_writer_killed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.dist)])
 def test_lightning_in_every_mode(tmp_path: Path, lane: str, ranks: int) -> None:
     rows, files = chaos(tmp_path, LIGHTNING, **LANES[lane], points=16, ranks=ranks, crash_rank=ranks - 1)
+    check(rows, points=16)
+    check_files(lane, files, coordinator=ranks == 1)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+@pytest.mark.parametrize("lane", LANES)
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.dist)])
+def test_accelerate_in_every_mode(tmp_path: Path, lane: str, ranks: int) -> None:
+    rows, files = chaos(tmp_path, ACCELERATE, **LANES[lane], points=16, ranks=ranks, crash_rank=ranks - 1)
     check(rows, points=16)
     check_files(lane, files, coordinator=ranks == 1)

@@ -1,0 +1,7 @@
+"""`python -m accelerate_spot.cli`."""
+
+from __future__ import annotations
+
+from accelerate_spot.cli import main
+
+main()
