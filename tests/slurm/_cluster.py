@@ -132,12 +132,13 @@ class Cluster:
         assert found, f"job {job} has no {field}: {text}"
         return found[1]
 
-    def until_state(self, job: str, *states: str) -> str:
-        self.until(lambda: self.show(job, "JobState") in states, f"job {job} is {' or '.join(states)}", job)
+    def until_state(self, job: str, *states: str, patience_s: float = PATIENCE_S) -> str:
+        why = f"job {job} is {' or '.join(states)}"
+        self.until(lambda: self.show(job, "JobState") in states, why, job, patience_s)
         return self.show(job, "JobState")
 
-    def until(self, what, why: str, job: str = "") -> None:  # type: ignore[no-untyped-def]
-        end = time.monotonic() + PATIENCE_S
+    def until(self, what, why: str, job: str = "", patience_s: float = PATIENCE_S) -> None:  # type: ignore[no-untyped-def]
+        end = time.monotonic() + patience_s
         while not what():
             state = self.ask("scontrol", "show", "job", "-o", job) if job else self.ask("sinfo", "-Nl")
             assert time.monotonic() < end, f"never happened: {why}; {state}"
