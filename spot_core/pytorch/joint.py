@@ -31,6 +31,21 @@ class Joint:
         self._number = 0
         self._forgotten = 0
 
+    def arrive(self, timeout_s: float) -> None:
+        """Before a `tell` whose word the ranks act on together. Rank 0, inside of `say`: all of them have come.
+
+        Raises ChannelTimeout there, naming those that have not; the others only say that they are here.
+        """
+        if self._channel.world_size == 1:
+            return
+        if self._channel.rank != 0:
+            self._channel.set(f"j/{self._number}/here/{self._channel.rank}", "")
+            return
+        # `tell` has counted on already.
+        keys = [f"j/{self._number - 1}/here/{rank}" for rank in range(1, self._channel.world_size)]
+        self._channel.wait(keys, timeout_s)
+        self._channel.delete(keys)
+
     def tell(self, say: Callable[[], dict[str, Any]], *, timeout_s: float | None = None) -> dict[str, Any]:
         """What `say` gave on rank 0, as JSON gives it back; a SpotError it raised is raised on every rank.
 

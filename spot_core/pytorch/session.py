@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from spot_core import layout, memory, signals
 from spot_core.config import Settings
-from spot_core.errors import ConfigError, DeadlineError, NoGenerationError, SaveError, SpotError
+from spot_core.errors import ConfigError, DeadlineError, NoGenerationError, Reason, SaveError, SpotError
 from spot_core.generation import Committed
 from spot_core.interval import Rule, parse_interval
 from spot_core.launch.stoprecord import StopRecord
@@ -23,7 +23,7 @@ from spot_core.manifest import Manifest
 from spot_core.policy import CONTINUE, EXIT_S, Decision, Kind
 from spot_core.pytorch import loader
 from spot_core.pytorch.agree import Agreed, Request
-from spot_core.pytorch.channel import Channel, ChannelError
+from spot_core.pytorch.channel import Channel, ChannelError, ChannelTimeout
 from spot_core.pytorch.committer import Patience, report
 from spot_core.pytorch.lead import Lead
 from spot_core.pytorch.live import Live, claim_info, close_at_exit
@@ -82,6 +82,7 @@ class Session:
         sources: Sequence[signals.Source] | None = None,
         patience: Patience | None = None,
     ) -> None:
+        self._patience = patience or Patience()
         self._ranks = Ranks(rank, world_size, group)
         self._interval = parse_interval(settings.interval)
         self._counts_steps = self._interval.rule is Rule.STEPS
@@ -95,7 +96,6 @@ class Session:
         self._run, self._settings = run, settings
         self._clock = run.clock
         self._meta, self._check, self._sources = meta, check, sources
-        self._patience = patience or Patience()
         self._tally = Tally(
             on_save_error=settings.on_save_error, max_failed=settings.max_failed_saves, speaks=rank == 0
         )
@@ -129,7 +129,8 @@ class Session:
         """Collective: load the newest good generation, the same on every rank; None when the run has none.
 
         A generation that fails verification or loading on any rank is passed over on all ranks, and the log says why.
-        `template` is passed to `loader.load` (a nested state whose tensors say how this rank wants its shards).
+        `template` is passed to `loader.load` (a nested state whose tensors say how this rank wants its shards), or
+        makes that state when a generation is found: called on every rank.
 
         With `settings.preflight` the store is tried first (see `preflight.examine_store`).
 
@@ -147,7 +148,7 @@ class Session:
                 verified,
                 rank=ranks.rank,
                 world=ranks.world_size,
-                template=template,
+                template=template() if callable(template) else template,
                 allow_pickle=self._settings.allow_pickle,
             ),
             self._check,
@@ -325,13 +326,24 @@ class Session:
 
         Raises DeadlineError, on every rank, when `wait=True` outlasts a stopping notice that no boundary has heard of
         yet (call `stop`); SaveError, on every rank, when the states of the ranks do not fit together; ConfigError for
-        a state that could not be loaded back (SaveError on the ranks where it could).
+        a state that could not be loaded back (SaveError on the ranks where it could). A rank that does not come within
+        `patience.arrive_s` is named in a SaveError on all that came; the ranks are out of step then.
         """
         live = self._started()
         called = self._clock.monotonic()
         theirs: dict[str, Any] = {}
 
         def open_save() -> dict[str, Any]:
+            # What follows is a collective: a rank that does not come would hold up the others in it for half an hour.
+            try:
+                live.joint.arrive(self._patience.arrive_s)
+            except ChannelTimeout as late:
+                raise SaveError(
+                    f"Nothing was saved at step {step}: rank {', '.join(map(str, late.ranks))} did not come to the "
+                    f"save within {self._patience.arrive_s:g} s. Earlier generations are whole.",
+                    reason=Reason.MISSING_RANKS,
+                    hint="Its log, or a dump of its stack (py-spy), tells where it is.",
+                ) from late
             theirs.update(self._meta() if self._meta is not None else {})
             return self._leading().open_save(
                 step,
@@ -340,6 +352,8 @@ class Session:
                 left_s=None if self._until is None else self._left_s(),
             )
 
+        if self._lead is None:
+            live.joint.arrive(self._patience.arrive_s)
         word = live.joint.tell(open_save)
         self._take(word)
         if word["gen"] is None:

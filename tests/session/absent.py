@@ -1,0 +1,48 @@
+"""A rank that does not come to a save: `python -m tests.session.absent RANK WORLD FOLDER`.
+
+The last rank stands still before it. Every other one prints the error that it ends in.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from spot_core.config import Settings
+from spot_core.errors import SpotError
+from spot_core.pytorch.session import Patience, Session
+from spot_core.run import Run
+
+
+def main() -> None:
+    rank, world, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=world)
+    group, absent = dist.new_group(backend="gloo"), rank == world - 1
+    settings = Settings(interval="1000 steps", sources="none", writer="thread")
+    with Session(
+        Run.open(folder / "run"),
+        settings,
+        rank=rank,
+        world_size=world,
+        group=group,
+        patience=Patience(arrive_s=2.0),
+    ) as session:
+        try:
+            session.resume()
+            session.start()
+            if absent:
+                threading.Event().wait()
+            session.save(1, shared={"w": torch.ones(3)}, local={})
+        except SpotError as error:
+            print(f"{type(error).__name__} {error.reason.value}: {error}", flush=True)
+            os._exit(0)  # the group's own end would wait for the rank that stands still
+
+
+if __name__ == "__main__":
+    main()
