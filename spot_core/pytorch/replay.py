@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
+from rich.console import Console
+from rich.progress import track
 from torch.utils.data import DataLoader
 
+from spot_core.clock import SYSTEM_CLOCK
+from spot_core.errors import ResumeMismatchError
 from spot_core.pytorch import nested
 from spot_core.pytorch._private import iterates_plainly
 from spot_core.pytorch.streams import CpuRng, isolated, mix
@@ -37,22 +42,48 @@ class ReplayView(ResumableView):
             self._seed, self._pass = state["seed"], state["pass"]
         if state is None or state["pass"] < 0 or state.get("ended"):
             self._pass += 1
-            self._opening = {"batches": 0, "rng_at_start": CpuRng.capture().to_state()}
+            self._opening = {"batches": 0, "rng_at_start": CpuRng.capture().to_state(), "read_s": 0.0}
             items = self._iterate()
         else:
-            batches = state["batches"]
-            self._opening = {"batches": batches, "rng_at_start": state["rng_at_start"]}
-            log.info("reading and dropping %d batches of %s to find the place; give the loader state_dict and "
-                     "load_state_dict (torchdata's StatefulDataLoader has them) to save this time",
-                     batches, type(self._loader).__name__)
+            self._opening = {key: state[key] for key in ("batches", "rng_at_start", "read_s")}
             with isolated(CpuRng.from_state(state["rng_at_start"])):
                 items = self._iterate()
-                for _ in range(batches):
-                    if next(items, self) is self:
-                        break
+                self._read_forward(items, state["batches"], state["read_s"])
         self._places.clear()
         self._note(self._place())
-        return items
+        return self._timed(items)
+
+    def _read_forward(self, items: Iterator[Any], batches: int, read_s: float) -> None:
+        """Raises ResumeMismatchError for data that end before the place."""
+        name = type(self._loader).__name__
+        if batches and self._rank == 0:
+            log.warning(
+                "spot: the data of this %s cannot be repositioned: %d batches are read again and dropped to find the "
+                "place; reading them took %.0f s the first time. Give it state_dict and load_state_dict (torchdata's "
+                "StatefulDataLoader has them), or a map-style data set, to save this time.",
+                name, batches, read_s,
+            )
+        shown = self._rank == 0 and sys.stderr.isatty()
+        bar = track(range(batches), f"reading {name} again", console=Console(stderr=True), disable=not shown)
+        for number in bar:
+            if next(items, self) is self:
+                raise ResumeMismatchError(
+                    f"The data of this {name} ended after {number} batches, and the place was behind {batches}: they "
+                    "are not the data that the run was trained on.",
+                    hint="Give the data set that the run was started with.",
+                )
+
+    def _timed(self, items: Iterator[Any]) -> Iterator[Any]:
+        """Keeps account of what reading costs."""
+        clock = SYSTEM_CLOCK
+        while True:
+            began = clock.monotonic()
+            batch = next(items, self)
+            if batch is self:
+                return
+            read_s = self._opening["read_s"] + clock.monotonic() - began
+            self._opening = {**self._opening, "read_s": read_s}
+            yield batch
 
     def _iterate(self) -> Iterator[Any]:
         user = self._loader

@@ -445,3 +445,21 @@ def test_private_names_of_the_loader_exist() -> None:
     assert type(view._iterator).__name__ == "_MultiProcessingDataLoaderIter"
     view._iterator = None
     assert view._iterator is None
+
+
+def test_reading_forward_tells_what_it_costs(caplog: pytest.LogCaptureFixture) -> None:
+    _, place = run(resumable(DataLoader(Stream(), batch_size=4), seed=9), 1, 3)
+    assert place["read_s"] > 0
+    view = resumable(DataLoader(Stream(), batch_size=4), seed=9)
+    view.load_state_dict({**place, "read_s": 77.4})
+    run(view, 1)
+    assert "3 batches are read again" in caplog.text
+    assert "took 77 s the first time" in caplog.text
+
+
+def test_data_that_end_before_the_place_are_other_data() -> None:
+    _, place = run(resumable([[1], [2], [3]], seed=9), 1, 2)
+    view = resumable([[1]], seed=9)
+    view.load_state_dict(place)
+    with pytest.raises(ResumeMismatchError, match="ended after 1 batches, and the place was behind 2"):
+        iter(view)
