@@ -9,8 +9,8 @@ weights, optimizer, schedulers. What is *not* exact, and says so in the log or i
 - a sampler of one's own that remembers something from epoch to epoch and has neither `state_dict` nor `set_epoch`.
 - StochasticWeightAveraging inside an epoch; time-based validation (`val_check_interval` as a time).
 - metrics logged with a process group of one's own, and `training_step(dataloader_iter)`, which is refused.
-- another number of ranks than the run was saved with, and sharded strategies (FSDP, ModelParallel), are refused;
-  so are strategies that spawn or fork.
+- another number of ranks than the run was saved with: every step has its samples and learning rate, and sums are taken
+  in another order. Strategies that spawn or fork, and DeepSpeed, are refused.
 - a stop at the very last step of a fit, or after `trainer.should_stop`, lets the fit finish instead.
 """
 

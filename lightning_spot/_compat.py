@@ -1,4 +1,4 @@
-"""The only file that imports Lightning, and the only one that uses its private names.
+"""The only file that imports Lightning, and with `_compat_metrics` the only one that uses its private names.
 
 Lightning exists twice, as `lightning.pytorch` and as `pytorch_lightning`, with separate classes. A trainer's package is
 found by its class; base classes are taken from whichever packages the program has loaded.
@@ -88,7 +88,8 @@ def version_of(trainer: Any) -> str:
     return str(sys.modules[package_of(trainer)].__version__)
 
 
-def _module(trainer: Any, name: str) -> ModuleType:
+def module_of(trainer: Any, name: str) -> ModuleType:
+    """A module of the trainer's package."""
     return importlib.import_module(f"{package_of(trainer)}.{name}")
 
 
@@ -98,7 +99,7 @@ def stop_exception(trainer: Any, code: int) -> SystemExit:
     A subclass with its own constructor: in 2.6.6 the class is a bare SystemExit (exit code 0), later ones take no
     argument.
     """
-    base = _module(trainer, "utilities.exceptions").SIGTERMException
+    base = module_of(trainer, "utilities.exceptions").SIGTERMException
 
     class SpotStop(base):  # type: ignore[misc]
         def __init__(self, code: int) -> None:
@@ -109,14 +110,14 @@ def stop_exception(trainer: Any, code: int) -> SystemExit:
 
 def is_instance(trainer: Any, value: Any, *names: str) -> bool:
     """Whether `value` is one of these callback classes of the trainer's package, as far as this version has them."""
-    callbacks = _module(trainer, "callbacks")
+    callbacks = module_of(trainer, "callbacks")
     classes = tuple(cls for name in names if (cls := getattr(callbacks, name, None)) is not None)
     return isinstance(value, classes)
 
 
 def overridden(trainer: Any, name: str, module: Any) -> bool:
     """Whether the user's module replaces this hook."""
-    return bool(_module(trainer, "utilities.model_helpers").is_overridden(name, module))
+    return bool(module_of(trainer, "utilities.model_helpers").is_overridden(name, module))
 
 
 def attribute_owners(trainer: Any, module: Any) -> list[Any]:
@@ -157,6 +158,18 @@ def dump_checkpoint(trainer: Any) -> dict[str, Any]:
     """The whole checkpoint, as `trainer.save_checkpoint` would write it, without its barrier and on every rank."""
     state: dict[str, Any] = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
     return state
+
+
+def shards_model(trainer: Any) -> bool:
+    """Whether this is FSDP or ModelParallelStrategy, whose state torch's own state-dict functions can take."""
+    strategies = module_of(trainer, "strategies")
+    return isinstance(trainer.strategy, (strategies.FSDPStrategy, strategies.ModelParallelStrategy))
+
+
+def data_ranks(trainer: Any) -> tuple[int, int]:
+    """(rank, number of ranks) that the data are shared out to; ranks of one tensor-parallel group read the same."""
+    places = getattr(trainer.strategy, "distributed_sampler_kwargs", None) or {}
+    return int(places.get("rank", trainer.global_rank)), int(places.get("num_replicas", trainer.world_size))
 
 
 def launches_workers(trainer: Any) -> bool:
@@ -202,6 +215,28 @@ def finishing(trainer: Any) -> bool:
     """Whether the fit ends after this batch whatever comes: Lightning cannot be resumed into its last moments."""
     loop = trainer.fit_loop
     return bool(trainer.global_step >= trainer.max_steps >= 0 or (trainer.should_stop and loop._can_stop_early))
+
+
+def batches_ready(trainer: Any) -> int:
+    """Batches of the present epoch that were fetched, as the loops count."""
+    return int(trainer.fit_loop.epoch_loop.batch_progress.current.ready)
+
+
+def set_batches_ready(trainer: Any, ready: int, *, scale: tuple[int, int] | None, stepped: bool) -> None:
+    """Count in other batches: `ready` of this epoch; of the run by the ratio `scale`, else as many more or less.
+
+    `stepped`: the last batch stepped the optimizer although its number does not say so; Lightning tells by the number
+    whether the logger's step has to go on.
+    """
+    loop = trainer.fit_loop.epoch_loop
+    current, total = loop.batch_progress.current, loop.batch_progress.total
+    by = ready - current.ready
+    runs = total.ready // scale[1] * scale[0] - total.ready if scale else by
+    for progress, more in ((current, by), (total, runs)):
+        for name in ("ready", "started", "processed", "completed"):
+            setattr(progress, name, getattr(progress, name) + more)
+    if stepped:
+        loop._batches_that_stepped += 1
 
 
 def forget_restart(trainer: Any) -> None:
@@ -315,118 +350,6 @@ def seed_workers(trainer: Any, loader: Any) -> None:
     """
     data = importlib.import_module(f"{FABRIC[package_of(trainer)]}.utilities.data")
     data._auto_add_worker_init_fn(loader, trainer.global_rank)
-
-
-# -- running metrics --------------------------------------------------------------------------------------------------
-
-
-def metric_state(trainer: Any, module: Any) -> dict[str, Any]:
-    """Sums behind epoch means, states of torchmetrics and the metrics shown so far: Lightning saves none of them."""
-    connector = trainer._logger_connector
-    results = trainer.fit_loop.epoch_loop._results
-    return {
-        "results": {key: entry for key, value in results.items() if (entry := _result(value)) is not None},
-        "modules": {name: _metric(metric) for name, metric in _torchmetrics(module)},
-        "shown": {name: dict(getattr(connector, name)) for name in _SHOWN},
-        "hook": connector._current_fx,
-    }
-
-
-def restore_metric_state(trainer: Any, module: Any, saved: Mapping[str, Any]) -> None:
-    """Put back what `metric_state` took, so that the epoch goes on as if it had not been interrupted."""
-    device = trainer.strategy.root_device
-    metrics = dict(_torchmetrics(module))
-    for name, state in saved["modules"].items():
-        if name in metrics:
-            _set_metric(metrics[name], state, device)
-    connector = trainer._logger_connector
-    for name in _SHOWN:
-        getattr(connector, name).update({key: _to(value, device) for key, value in saved["shown"][name].items()})
-    results = trainer.fit_loop.epoch_loop._results
-    for key, entry in saved["results"].items():
-        results[key] = _make_result(trainer, module, entry, device)
-    if saved["results"]:
-        # "The first batch was there already": otherwise the first `self.log` of each hook empties the sums.
-        connector._first_loop_iter = True
-        connector._current_fx = saved["hook"]
-
-
-_SHOWN = ("_callback_metrics", "_logged_metrics", "_progress_bar_metrics")
-_META = ("fx", "name", "prog_bar", "logger", "on_step", "on_epoch", "enable_graph", "add_dataloader_idx")
-_META_OPTIONAL = ("dataloader_idx", "metric_attribute")
-
-
-def _result(result: Any) -> dict[str, Any] | None:
-    meta = result.meta
-    if meta.sync.group is not None:
-        return None  # a process group of the user's own: it cannot be named in a file; the metric starts anew
-    reduce_fx = meta.reduce_fx
-    entry = {
-        "meta": {name: getattr(meta, name) for name in (*_META, *_META_OPTIONAL)},
-        "reduce": [reduce_fx.__module__ == "builtins", reduce_fx.__name__],
-        "sync": [meta.sync.should, meta.sync.rank_zero_only],
-        "has_reset": result.has_reset,
-        "updates": result._update_count,
-        "last": _detached(result._forward_cache),
-        "is_tensor": result.is_tensor,
-    }
-    if result.is_tensor:
-        entry["value"] = _detached(result.value)
-        entry["size"] = _detached(getattr(result, "cumulated_batch_size", None))
-    return entry
-
-
-def _make_result(trainer: Any, module: Any, entry: Mapping[str, Any], device: Any) -> Any:
-    import builtins
-
-    import torch
-
-    result = _module(trainer, "trainer.connectors.logger_connector.result")
-    from_builtins, name = entry["reduce"]
-    meta = result._Metadata(**entry["meta"], reduce_fx=getattr(builtins if from_builtins else torch, name))
-    should, rank_zero_only = entry["sync"]
-    meta.sync = result._Sync(_should=should, fn=trainer.strategy.reduce, _group=None, rank_zero_only=rank_zero_only)
-    made = result._ResultMetric(meta, entry["is_tensor"]).to(device)
-    if entry["is_tensor"]:
-        made.value = _to(entry["value"], device)
-        if entry["size"] is not None:
-            made.cumulated_batch_size = _to(entry["size"], device)
-    else:
-        made.value = module.get_submodule(entry["meta"]["metric_attribute"])
-    made.has_reset = entry["has_reset"]
-    made._update_count = entry["updates"]
-    made._forward_cache = _to(entry["last"], device)
-    made._computed = None
-    return made
-
-
-def _torchmetrics(module: Any) -> list[tuple[str, Any]]:
-    from torchmetrics import Metric
-
-    return [(name, part) for name, part in module.named_modules() if isinstance(part, Metric)]
-
-
-def _metric(metric: Any) -> dict[str, Any]:
-    states = {
-        name: [_detached(item) for item in value] if isinstance(value, list) else _detached(value)
-        for name, value in metric.metric_state.items()
-    }
-    return {"states": states, "updates": metric._update_count}
-
-
-def _set_metric(metric: Any, saved: Mapping[str, Any], device: Any) -> None:
-    for name, value in saved["states"].items():
-        setattr(metric, name, [_to(v, device) for v in value] if isinstance(value, list) else _to(value, device))
-    metric._update_count = saved["updates"]
-    metric._computed = None
-
-
-def _detached(value: Any) -> Any:
-    return value.detach() if hasattr(value, "detach") else value
-
-
-def _to(value: Any, device: Any) -> Any:
-    return value.to(device) if hasattr(value, "to") else value
 
 
 # -- signals ----------------------------------------------------------------------------------------------------------

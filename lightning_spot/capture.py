@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from lightning_spot import _compat, progress
+from lightning_spot import _compat, _compat_metrics, progress
 from spot_core.clock import SYSTEM_CLOCK
 from spot_core.pytorch import modules, nested, rng
 
@@ -39,7 +39,7 @@ def capture(trainer: Any, module: Any, *, at_batch_end: bool) -> tuple[dict[str,
         "rng": rng.capture(),
         "buffers": modules.buffers(module, shared["state_dict"], trainer.world_size),
         "modes": modules.modes(module),
-        "metrics": _compat.metric_state(trainer, module),
+        "metrics": _compat_metrics.metric_state(trainer, module),
         "clocks": _compat.clocks(trainer, SYSTEM_CLOCK.monotonic()),
         "should_stop": bool(trainer.should_stop),
         "validation_made": trainer.val_dataloaders is not None,
@@ -49,7 +49,7 @@ def capture(trainer: Any, module: Any, *, at_batch_end: bool) -> tuple[dict[str,
     return shared, local
 
 
-def stable_tensors(trainer: Any, shared: dict[str, Any]) -> list[Tensor]:
+def stable_tensors(trainer: Any) -> list[Tensor]:
     """Tensors that nothing changes before the next `on_before_optimizer_step`; empty when that is not certain.
 
     Parameters and optimizer state. Code of the user's that runs in between and may change weights, and callbacks that
@@ -62,7 +62,8 @@ def stable_tensors(trainer: Any, shared: dict[str, Any]) -> list[Tensor]:
     swapping = ("WeightAveraging", "StochasticWeightAveraging", "ModelPruning")
     if any(_compat.is_instance(trainer, callback, *swapping) for callback in trainer.callbacks):
         return []
-    return [*module.parameters(), *nested.tensors(shared.get("optimizer_states"))]
+    states = [nested.tensors(dict(optimizer.state)) for optimizer in trainer.optimizers]
+    return [*module.parameters(), *(tensor for state in states for tensor in state)]
 
 
 def tuners(trainer: Any) -> list[Any]:

@@ -61,11 +61,11 @@ class ResumableDataModule(_BASE):  # type: ignore[misc,valid-type]
 
     def train_dataloader(self) -> DataLoader[Any]:
         data = self.train_dataset()
-        trainer = self.trainer
+        rank, ranks = _compat.data_ranks(self.trainer) if self.trainer else (0, 1)
         sampler = GlobalSampler(
             _indexed(data),
-            num_replicas=trainer.world_size if trainer else 1,
-            rank=trainer.global_rank if trainer else 0,
+            num_replicas=ranks,
+            rank=rank,
             shuffle=self.shuffle,
             seed=self.seed,
             drop_last=self.drop_last,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -13,14 +14,18 @@ from lightning_spot import _compat, capture
 from lightning_spot._stopping import Stopping
 from lightning_spot.checkpoint_io import SpotCheckpointIO
 from lightning_spot.loaders import Loaders
+from lightning_spot.resizing import Resizing
 from lightning_spot.restore import Restored
+from lightning_spot.sharding import Sharded
 from spot_core.config import Settings
-from spot_core.errors import ConfigError, DeadlineError
+from spot_core.errors import ConfigError, DeadlineError, ResumeMismatchError, SpotError
+from spot_core.manifest import Manifest
 from spot_core.patches import Patches
 from spot_core.policy import Decision, Kind
 from spot_core.pytorch import fits, modules, nested
 from spot_core.pytorch.session import Session
 from spot_core.run import Run
+from spot_core.verify import Depth
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +43,8 @@ class Fit:
         self._restored: Restored | None = None
         self._patches = Patches()
         self._loaders: Loaders | None = None
+        self._resizing: Resizing | None = None
+        self._sharded: Sharded | None = None
         self._stopping = Stopping(trainer, settings.grace_s)
         self._model = ""
         self._step = 0
@@ -48,6 +55,7 @@ class Fit:
         self._handles: list[Any] = []
         self._held: tuple[dict[str, Any], dict[str, Any]] | None = None
         self._positions: dict[str, Any] = {}
+        self._batches: dict[str, Any] = {}
 
     # -- resuming ------------------------------------------------------------------------------------------------------
 
@@ -64,11 +72,13 @@ class Fit:
         if isinstance(self._plugin, SpotCheckpointIO):
             self._plugin.check_strategy(trainer.strategy)
         if trainer.strategy.restore_checkpoint_after_setup:
-            raise ConfigError(
-                f"SpotCallback does not support {type(trainer.strategy).__name__}: it shards the model, and sharded "
-                "models are not resumed by this version.",
-                hint='Use strategy="ddp" or a single device.',
-            )
+            if not _compat.shards_model(trainer):
+                raise ConfigError(
+                    f"SpotCallback does not support {type(trainer.strategy).__name__}: it keeps the state of the model "
+                    "in an engine of its own.",
+                    hint='Use strategy="ddp", FSDPStrategy or ModelParallelStrategy.',
+                )
+            self._sharded = Sharded(trainer)
         dirpaths = [str(c.dirpath) for c in trainer.checkpoint_callbacks if getattr(c, "dirpath", None)]
         fits.check_folder(self._run_name, dirpaths, "ModelCheckpoint", "dirpath")
         if trainer.is_global_zero and any(
@@ -82,6 +92,10 @@ class Fit:
         self._patches.around(trainer.strategy, "load_checkpoint", self._around_load)
         seed = trainer.strategy.broadcast(torch.initial_seed() % 2**62)
         self._loaders = Loaders(trainer, seed)
+        if self._sharded is not None:
+            known = trainer.strategy.broadcast(self._peek() if trainer.is_global_zero else None)
+            if known is not None:
+                self._resize(self._loaders, known["places"], known["counts"])
         self._patches.around(trainer.fit_loop, "setup_data", self._loaders.around_setup)
         self._patches.around(trainer.strategy, "process_dataloader", self._loaders.around_process)
         self._patches.around(trainer.strategy, "on_train_start", self._around_train_start)
@@ -107,14 +121,18 @@ class Fit:
         def load_checkpoint(checkpoint_path: Any, *args: Any, **kwargs: Any) -> Any:
             restored = self._restored
             if restored is not None and checkpoint_path == f"{self.uri} generation {restored.generation}":
-                return restored.checkpoint(self._module)
+                state = restored.checkpoint(None if self._sharded is not None else self._module)
+                if self._sharded is not None:
+                    self._sharded.put(state)
+                return state
             return load(checkpoint_path, *args, **kwargs)
 
         return load_checkpoint
 
     def _resume(self) -> None:
         trainer = self._trainer
-        self._model = fits.fingerprint(self._module)
+        sharded = self._sharded
+        self._model = fits.fingerprint(self._module if sharded is None else sharded.model_state())
         if trainer.world_size > 1:
             # A group of our own: the background never meets the training's collectives.
             self._group = dist.new_group(backend="gloo")
@@ -125,10 +143,21 @@ class Fit:
             world_size=trainer.world_size,
             group=self._group,
             meta=self._meta,
-            check=lambda manifest: fits.check_same(manifest, self.uri, self._model, "lightning", "SpotCallback"),
+            check=self._check,
         )
-        resumed = self._session.resume()
-        self._restored = None if resumed is None else Restored(resumed)
+        resumed = self._session.resume(template=None if sharded is None else sharded.template)
+        self._restored = None if resumed is None else Restored(resumed, trainer.global_rank)
+
+    def _check(self, manifest: Manifest) -> None:
+        fits.check_same(manifest, self.uri, self._model, "lightning", "SpotCallback")
+        saved = manifest.meta["lightning"]
+        if isinstance(saved, dict) and saved.get("sharded", False) is not (self._sharded is not None):
+            raise ResumeMismatchError(
+                f"{self.uri} was written with {saved['strategy']}, and the strategy is "
+                f"{type(self._trainer.strategy).__name__} now: sharded and whole models name their optimizer's state "
+                "differently.",
+                hint="Go on with a strategy of the same kind, or start a run of its own from exported weights.",
+            )
 
     def _after_restore(self, restored: Restored) -> None:
         trainer = self._trainer
@@ -139,9 +168,32 @@ class Fit:
         self._step = restored.step
         if self._loaders is not None:
             self._loaders.seed = restored.local["loaders"]["seed"]
+            if self._resizing is None:
+                self._resize(self._loaders, restored.places, restored.local["batches"])
         if restored.finished:
             trainer.should_stop = trainer.should_stop or restored.local["should_stop"]
         restored.early_rng()
+
+    def _peek(self) -> dict[str, Any] | None:
+        """How the run's newest generation shared out the data, from its marker alone.
+
+        A strategy that restores after its set-up has by then made the loaders, if `configure_optimizers` asked how
+        many steps there will be. What is wrong with the run comes out when it is resumed.
+        """
+        try:
+            found = self._run.select(Depth.MARKER).verified
+        except SpotError as error:
+            log.debug("nothing can be said of the run before it is resumed: %s", error)
+            return None
+        saved = None if found is None else found.committed.manifest.meta.get("lightning")
+        return saved.get("batches") if isinstance(saved, dict) else None
+
+    def _resize(self, loaders: Loaders, places: Sequence[Any], batches: Mapping[str, int]) -> None:
+        resizing = Resizing(self._trainer, on_resize=self._settings.on_resize, places=places, **batches)
+        self._resizing = loaders.resizing = resizing
+        self._patches.around(
+            self._trainer.strategy, "backward", lambda backward: resizing.around_backward(backward, loaders.views)
+        )
 
     # -- training ------------------------------------------------------------------------------------------------------
 
@@ -166,7 +218,7 @@ class Fit:
             self._step = int(trainer.global_step)
         else:
             restored, self._restored = self._restored, None  # a whole model in memory: not longer than needed
-            restored.when_training_starts(trainer, self._module)
+            restored.when_training_starts(trainer, self._module, self._loaders_placed)
             if self._loaders is not None:
                 self._loaders.made = restored.local["loaders"]["made"]
             if restored.local["flags"]["validation_due"]:
@@ -178,6 +230,10 @@ class Fit:
                     optimizer.register_step_post_hook(lambda *_, number=number: self._stepped.add(number))
                 )
         self._stopping.training_starts(session)
+
+    def _loaders_placed(self) -> None:
+        if self._resizing is not None and self._loaders is not None:
+            self._resizing.training_starts(self._loaders.views)
 
     def _around_boundary(self, log_row: Callable[..., Any]) -> Callable[..., Any]:
         def update_train_step_metrics() -> None:
@@ -235,7 +291,17 @@ class Fit:
             self._loaders.before_dump()
             loaders = {"seed": self._loaders.seed, "made": self._loaders.made}
             self._positions = self._loaders.position()
-        shared, local = capture.capture(trainer, module, at_batch_end=at_batch_end)
+        with nullcontext() if self._sharded is None else self._sharded.dumping():
+            shared, local = capture.capture(trainer, module, at_batch_end=at_batch_end)
+        splits = 1 if self._resizing is None else self._resizing.splits
+        local["batches"] = {
+            "ranks": _compat.data_ranks(trainer)[1],
+            "splits": splits,
+            "accumulate": int(trainer.accumulate_grad_batches) // splits,
+        }
+        places = local["checkpoint"]["loops"]["fit_loop"]["state_dict"].get("combined_loader", [])
+        deals = [{"deal": place.get("deal")} for place in places]
+        self._batches = {"counts": local["batches"], "places": deals}
         local |= {"flags": flags, "step": self._step, "loaders": loaders, "gradients": dict(self._partial_gradients())}
         return shared, local
 
@@ -255,7 +321,7 @@ class Fit:
     def _save(
         self, shared: dict[str, Any], local: dict[str, Any], *, reason: str, finished: bool = False, wait: bool = False
     ) -> None:
-        stable = [] if wait else capture.stable_tensors(self._trainer, shared)
+        stable = [] if wait else capture.stable_tensors(self._trainer)
         self._saved_step = self._step
         self._open_session.save(
             self._step,
@@ -321,6 +387,8 @@ class Fit:
         """Undo everything on the trainer and end the session; idempotent, waits for no other rank."""
         self._training = False
         self._patches.undo()
+        if self._resizing is not None:
+            self._resizing.close()
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -343,6 +411,8 @@ class Fit:
                 "package": _compat.package_of(trainer),
                 "version": _compat.version_of(trainer),
                 "strategy": type(trainer.strategy).__name__,
+                "sharded": self._sharded is not None,
+                "batches": self._batches,
             },
             "position": {
                 "epoch": int(trainer.current_epoch),

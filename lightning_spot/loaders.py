@@ -9,6 +9,7 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from lightning_spot import _compat
+from lightning_spot.resizing import Resizing
 from spot_core.errors import ConfigError
 from spot_core.pytorch.position import ResumableView, resumable
 from spot_core.pytorch.streams import mix
@@ -28,7 +29,8 @@ class Loaders:
         self._trainer = trainer
         self.seed = seed
         self.made = 0
-        self._views: list[ResumableView] = []
+        self.views: list[ResumableView] = []
+        self.resizing: Resizing | None = None
         self._inside = False
 
     def around_setup(self, setup: Callable[..., Any]) -> Callable[..., Any]:
@@ -43,6 +45,8 @@ class Loaders:
                 setup()
             finally:
                 self._inside = False
+            if self.resizing is not None:
+                self.resizing.data_ready()
 
         return setup_data
 
@@ -72,13 +76,17 @@ class Loaders:
                     "augmentation in them differs after a resume; a plain DataLoader is resumed exactly",
                     type(loader).__name__, workers,
                 )
+        rank, ranks = _compat.data_ranks(trainer)
         view = resumable(
             loader,
             seed=mix(self.seed, number),
-            rank=trainer.global_rank,
-            world_size=trainer.world_size,
+            rank=rank,
+            world_size=ranks,
+            deal=None if self.resizing is None else self.resizing.deal(number),
         )
-        self._views.append(view)
+        if self.resizing is not None:
+            self.resizing.loader_made(view)
+        self.views.append(view)
         return view
 
     def training_starts(self) -> None:
@@ -90,18 +98,18 @@ class Loaders:
                 hint="Take the batch as an argument instead: training_step(self, batch, batch_idx).",
             )
         ahead = _compat.looks_ahead(self._trainer)
-        for view in self._views:
+        for view in self.views:
             view.look_ahead = ahead
 
     def before_dump(self) -> None:
         """Tell the views how many batches were fetched but not trained on; Lightning asks for their states next."""
         behind = _compat.fetched_ahead(self._trainer)
-        for view in self._views:
+        for view in self.views:
             view.behind = behind
 
     def position(self) -> dict[str, Any]:
         """For the manifest: passes and global sample offsets of the loaders that count samples."""
-        places = [view.state_dict() for view in self._views]
+        places = [view.state_dict() for view in self.views]
         shown = ("pass", "batches", "offset")
         return {"loaders": [{key: place[key] for key in shown if key in place} for place in places]}
 

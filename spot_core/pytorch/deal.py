@@ -83,10 +83,10 @@ class Deal:
             yield Hand(places, count * splits * world / size, begin, part)
 
 
-def origin_of(on_resize: str, *, saved: int, world: int, origin: int) -> int:
+def origin_of(on_resize: str, *, saved: int, world: int, origin: int, speaks: bool = True) -> int:
     """The number of ranks whose global batch this life takes: `origin`, the one so far, or the present `world`.
 
-    `saved`: ranks that saved what is resumed. The log says what was chosen.
+    `saved`: ranks that saved what is resumed. The log says what was chosen, if this rank `speaks`.
     Raises TopologyError when the number of ranks changed and `on_resize` is "refuse".
     """
     if world == saved:
@@ -96,15 +96,10 @@ def origin_of(on_resize: str, *, saved: int, world: int, origin: int) -> int:
             f"The run was saved by {saved} ranks and is resumed by {world}, and on_resize is 'refuse'.",
             hint=f"Start {saved} ranks, or set on_resize (SPOT_ON_RESIZE) to 'keep_global_batch' or 'accept'.",
         )
-    if on_resize == "accept":
+    origin = world if on_resize == "accept" else origin
+    if speaks:
         log.warning(
-            "spot: saved by %d ranks, resumed by %d: the global batch is now that of %d ranks (on_resize='accept')",
-            saved, world, world,
+            "spot: saved by %d ranks, resumed by %d: the global batch is that of %d ranks (on_resize=%r)",
+            saved, world, origin, on_resize,
         )
-        return world
-    log.warning(
-        "spot: saved by %d ranks, resumed by %d: the global batch stays that of %d ranks (on_resize="
-        "'keep_global_batch')",
-        saved, world, origin,
-    )
     return origin

@@ -8,6 +8,7 @@ return at once, and no fit loads another one's state.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Any
 
 import xxhash
@@ -40,12 +41,12 @@ def returned(run: str) -> None:
 
 
 def fingerprint(module: Any) -> str:
-    """Digest of names and shapes of the module's state: equal for every start of the same model.
+    """Digest of names and shapes of a module's state (or of a state dict): equal for every start of the same model.
 
     `torch.compile` adds a part to the names; it is left out.
     """
     lines = []
-    for name, value in module.state_dict().items():
+    for name, value in (module if isinstance(module, Mapping) else module.state_dict()).items():
         try:
             shape = str(tuple(value.shape))
         except (AttributeError, RuntimeError):  # not a tensor; a lazy module's parameter before its first batch

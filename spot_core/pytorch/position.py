@@ -71,14 +71,17 @@ def resumable(
     return ReplayView(loader, seed=seed, rank=rank, world_size=world_size)
 
 
-def deal_of(place: Mapping[str, Any], *, on_resize: str, saved: int, world: int) -> Deal | None:
+def deal_of(
+    place: Mapping[str, Any], *, on_resize: str, saved: int, world: int, speaks: bool = True
+) -> Deal | None:
     """What to give `resumable` as `deal` for a place that `saved` ranks left to `world` ranks; see `origin_of`.
 
     None for the global batches of the present ranks, and for a loader that is not placed by index.
     Raises TopologyError when the number of ranks changed and `on_resize` is "refuse".
     """
     known = Deal(**place["deal"]) if place.get("deal") else None
-    origin = origin_of(on_resize, saved=saved, world=world, origin=saved if known is None else known.origin)
+    origin = saved if known is None else known.origin
+    origin = origin_of(on_resize, saved=saved, world=world, origin=origin, speaks=speaks)
     if known is None or known.origin != origin:
         return None
     # As many ranks as saved, with blocks of their own: should the batch size be another one now, that is meant.

@@ -8,7 +8,7 @@ import lightning.pytorch as pl
 import pytest
 import torch
 
-from lightning_spot import _compat
+from lightning_spot import _compat, _compat_metrics
 from lightning_spot.capture import tuners
 
 from ._harness import SILENT, Net, plain
@@ -33,7 +33,7 @@ class Probe(pl.Callback):
             "hands out": _compat.hands_out_iterator(trainer),
             "cycle": _compat.cycle_flags(trainer),
             "clocks": _compat.clocks(trainer, 100.0),
-            "metrics": _compat.metric_state(trainer, module),
+            "metrics": _compat_metrics.metric_state(trainer, module),
             "dump": _compat.dump_checkpoint(trainer),
         }
         for owner, name in (
@@ -118,7 +118,7 @@ def test_running_metrics_go_on(probed: tuple[Probe, Any]) -> None:
     module = Net()
     trainer.strategy.connect(module)
     trainer.training = True
-    _compat.restore_metric_state(trainer, module, saved)
+    _compat_metrics.restore_metric_state(trainer, module, saved)
     result = trainer.fit_loop.epoch_loop._results["training_step.loss"]
     assert torch.equal(result.compute(), saved["results"]["training_step.loss"]["value"] / 12)
     assert torch.equal(module.mean.mean_value, saved["modules"]["mean"]["states"]["mean_value"])

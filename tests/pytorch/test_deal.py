@@ -252,4 +252,4 @@ def test_the_user_chooses_what_a_change_does(caplog: pytest.LogCaptureFixture) -
     assert caplog.text == ""
     assert origin_of("accept", saved=4, world=2, origin=4) == 2
     assert origin_of("keep_global_batch", saved=2, world=3, origin=4) == 4
-    assert "saved by 2 ranks, resumed by 3: the global batch stays that of 4 ranks" in caplog.text
+    assert "saved by 2 ranks, resumed by 3: the global batch is that of 4 ranks" in caplog.text

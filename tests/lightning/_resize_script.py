@@ -1,0 +1,200 @@
+"""A script started with any number of ranks: `python _resize_script.py --folder DIR --out DIR --devices N [...]`.
+
+Appends a line per batch to `<out>/<start>-rank<r>.jsonl`, and writes `<out>/loaded-<start>.pt` (what was loaded) and
+`<out>/final.pt`. Without dropout and the like, so that only the samples of a step decide what it does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, get_optimizer_state_dict
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.utils.data import DataLoader, Dataset
+
+from lightning_spot import ResumableDataModule, SpotCallback
+from spot_core.run import Run
+
+SAMPLES = 70
+
+
+class Items(Dataset[Any]):
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.sin(torch.arange(1.0, 5.0) * index), index
+
+
+class Global(ResumableDataModule):
+    def train_dataset(self) -> Any:
+        return Items()
+
+
+class Model(pl.LightningModule):
+    def __init__(self, strategy: str) -> None:
+        super().__init__()
+        self.kind = strategy
+        self.net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+
+    def configure_model(self) -> None:
+        """As ModelParallelStrategy wants it: the model takes its shape on the strategy's mesh."""
+        if self.kind not in ("fsdp2", "tp", "2d") or self.device_mesh is None:
+            return
+        if self.kind in ("tp", "2d"):
+            plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+            parallelize_module(self.net, self.device_mesh["tensor_parallel"], plan)
+        if self.kind in ("fsdp2", "2d"):
+            mesh = self.device_mesh["data_parallel"]
+            for layer in (self.net[0], self.net[2], self.net):
+                fully_shard(layer, mesh=mesh)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        x, ids = batch
+        loss = (self.net(x) - ids.float().unsqueeze(1) / SAMPLES).square().mean()
+        return {"loss": loss}
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.net(batch[0])
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.AdamW(self.parameters(), lr=0.02)
+        steps = self.trainer.estimated_stepping_batches
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.05, total_steps=int(steps))
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+class CpuFsdp(FSDPStrategy):
+    """FSDP asks for a device index otherwise, which a CPU has not."""
+
+    def _setup_model(self, model: Any) -> Any:
+        return FullyShardedDataParallel(module=model, device_id=torch.device("cpu"), **self.kwargs)
+
+
+def strategy(kind: str, ranks: int) -> Any:
+    if kind.startswith("fsdp1"):
+        state: Any = "full" if kind == "fsdp1-full" else "sharded"
+        return CpuFsdp(state_dict_type=state, auto_wrap_policy={torch.nn.Linear}, process_group_backend="gloo")
+    if kind in ("fsdp2", "tp", "2d"):
+        tensor = {"fsdp2": 1, "tp": ranks, "2d": 2}[kind]
+        return ModelParallelStrategy(ranks // tensor, tensor)
+    return "ddp" if ranks > 1 else "auto"
+
+
+def whole(trainer: Any, module: Any) -> dict[str, Any]:
+    """Model and optimizer state, put together from all ranks (collective)."""
+    optimizer = trainer.optimizers[0]
+    if not trainer.strategy.restore_checkpoint_after_setup:
+        return {"model": module.state_dict(), "optimizer": optimizer.state_dict()["state"]}
+    options = StateDictOptions(full_state_dict=True)
+    model = trainer.strategy.model
+    return {
+        "model": get_model_state_dict(model, options=options),
+        "optimizer": get_optimizer_state_dict(model, optimizer, options=options)["state"] if optimizer.state else {},
+    }
+
+
+class Evidence(pl.Callback):
+    def __init__(self, out: Path, start: str, folder: str, term: int | None, kill: int | None) -> None:
+        self.out, self.start, self.folder, self.term, self.kill = out, start, folder, term, kill
+        self.begun = False
+
+    def _write(self, trainer: Any, row: dict[str, Any]) -> None:
+        with (self.out / f"{self.start}-rank{trainer.global_rank}.jsonl").open("a") as file:
+            file.write(json.dumps(row) + "\n")
+
+    def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
+        self.row = {
+            "step": trainer.global_step,
+            "epoch": trainer.current_epoch,
+            "ids": batch[1].tolist(),
+            "lr": trainer.optimizers[0].param_groups[0]["lr"],
+        }
+        if not self.begun:
+            self.begun = True
+            state = whole(trainer, module)
+            if trainer.is_global_zero:
+                torch.save(state, self.out / f"loaded-{self.start}.pt")
+        if self.term is not None and trainer.global_step >= self.term:
+            os.kill(os.getpid(), signal.SIGTERM)
+        if trainer.global_step == self.kill:
+            while not Run.open(self.folder).discover().generations:  # written in the background
+                threading.Event().wait(0.05)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self._write(trainer, {**self.row, "loss": float(outputs["loss"])})
+
+    def on_validation_end(self, trainer: Any, module: Any) -> None:
+        self._write(trainer, {"validated": trainer.global_step, "epoch": trainer.current_epoch})
+
+    def on_train_end(self, trainer: Any, module: Any) -> None:
+        state = whole(trainer, module)
+        if trainer.is_global_zero:
+            torch.save(state, self.out / "final.pt")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--folder", required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--start", default="0")
+    parser.add_argument("--devices", type=int, default=1)
+    parser.add_argument("--accumulate", type=int, default=1)
+    parser.add_argument("--validate-every", type=float, default=1.0)
+    parser.add_argument("--term", type=int)
+    parser.add_argument("--kill", type=int)
+    parser.add_argument("--every", default="1000 steps")
+    parser.add_argument("--strategy", default="ddp")
+    parser.add_argument("--max-steps", type=int, default=-1)
+    parser.add_argument("--seed", type=int, default=5)
+    parser.add_argument("--resumable", action="store_true")
+    parser.add_argument("--on-resize")
+    args = parser.parse_args()
+    logging.basicConfig(level=logging.INFO)
+    torch.set_num_threads(1)
+    args.out.mkdir(parents=True, exist_ok=True)
+    pl.seed_everything(5, verbose=False)
+    model = Model(args.strategy)
+    pl.seed_everything(args.seed, verbose=False)
+    every: Any = int(args.validate_every) if args.validate_every > 1 else args.validate_every
+    trainer = pl.Trainer(
+        accelerator="cpu",
+        devices=args.devices,
+        strategy=strategy(args.strategy, args.devices),
+        max_epochs=3 if args.max_steps < 0 else None,
+        max_steps=args.max_steps,
+        accumulate_grad_batches=args.accumulate,
+        val_check_interval=every,
+        callbacks=[
+            Evidence(args.out, args.start, args.folder, args.term, args.kill),
+            SpotCallback(args.folder, args.every, sources="signals", on_resize=args.on_resize),
+        ],
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+    )
+    if args.resumable:
+        data = Global(batch_size=4, seed=args.seed)
+        data.val_dataset = Items  # type: ignore[method-assign]
+        trainer.fit(model, datamodule=data)
+    else:
+        train = DataLoader(Items(), batch_size=4, shuffle=True)
+        trainer.fit(model, train, DataLoader(Items(), batch_size=16))
+
+
+if __name__ == "__main__":
+    main()
