@@ -11,8 +11,9 @@ from __future__ import annotations
 import logging
 import secrets
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -51,6 +52,8 @@ _PART, _MAX_PARTS = 16 << 20, 9_000
 """Bytes per uploaded part, and how many parts an object may have (S3 allows 10,000)."""
 _PARTS_AT_ONCE = 6
 _READ_PIECE = 16 << 20
+_AHEAD, _FEED_THREADS = 4, 2
+"""Chunks of a source that are got ready before they are sent, and by how many threads."""
 
 
 class CloudStore:
@@ -310,7 +313,11 @@ class CloudStore:
 
 
 class _Feed:
-    """A source's chunks as one part after the other; remembers what the source itself raised."""
+    """A source's chunks one after the other; remembers what the source itself raised.
+
+    A few are asked for ahead, by threads of their own: a source may digest a chunk on its way out, and the wire need
+    not wait for that. It takes no memory, a chunk being where it is.
+    """
 
     def __init__(self, source: BlobSource, *, part: int) -> None:
         self._source = source
@@ -318,13 +325,25 @@ class _Feed:
         self.error: Exception | None = None
 
     def __iter__(self) -> Iterator[memoryview]:
-        for i in range(chunk_count(self._source)):
+        ahead: deque[Future[memoryview]] = deque()
+        with ThreadPoolExecutor(_FEED_THREADS, thread_name_prefix="spot-feed") as pool:
             try:
-                chunk = self._source.chunk(i)
-            except Exception as error:
-                self.error = error
-                raise
-            yield chunk
+                for i in range(chunk_count(self._source)):
+                    ahead.append(pool.submit(self._source.chunk, i))
+                    if len(ahead) > _AHEAD:
+                        yield self._next(ahead)
+                while ahead:
+                    yield self._next(ahead)
+            finally:
+                for future in ahead:
+                    future.cancel()
+
+    def _next(self, ahead: deque[Future[memoryview]]) -> memoryview:
+        try:
+            return ahead.popleft().result()
+        except Exception as error:
+            self.error = error
+            raise
 
 
 def _part_size(source: BlobSource) -> int:

@@ -2,34 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from accelerate import Accelerator, DataLoaderConfiguration
-from accelerate.state import AcceleratorState, GradientState
 from accelerate.utils import ProjectConfiguration
 from torch.utils.data import DataLoader
 
 from accelerate_spot import Accelerator as Attached
-from accelerate_spot import activation, attach, attaching, refusals
+from accelerate_spot import activation, attach, refusals
 from accelerate_spot.resizing import GlobalBatch
 from spot_core.errors import ConfigError, TopologyError
 
-
-@pytest.fixture(autouse=True)
-def _fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    _reset()
-    monkeypatch.setattr(attaching, "_job", None)
-    yield
-    _reset()
-
-
-def _reset() -> None:
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
+from ._fresh import fresh  # noqa: F401 - of every test here
 
 
 class Many:

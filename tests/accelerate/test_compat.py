@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from accelerate import Accelerator, DataLoaderConfiguration
-from accelerate.state import AcceleratorState, GradientState
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 
 from accelerate_spot import _compat
@@ -17,14 +16,7 @@ from accelerate_spot.launch import _compat as launcher
 from accelerate_spot.resizing import SkipOnce
 from spot_core.errors import ConfigError
 
-
-@pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
-    yield
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
+from ._fresh import fresh  # noqa: F401 - of every test here
 
 
 class Thing:

@@ -36,12 +36,12 @@ def test_killed(tmp_path: Path, control: Control) -> None:
     assert_continued(tmp_path / "out", want, lost=None)
 
 
-@pytest.mark.parametrize("how", ["SIGTERM", "SIGUSR1"])
+@pytest.mark.parametrize("how", ["SIGTERM", pytest.param("SIGUSR1", marks=pytest.mark.slow)])
 def test_told_to_stop(tmp_path: Path, control: Control, how: str) -> None:
     """In epoch 0; at its last batch; in the middle of an evaluation; in the last epoch. Nothing is done twice."""
     want = control()
     life(tmp_path, 3, how)
-    life(tmp_path, EPOCH - 4, how)
+    life(tmp_path, EPOCH - 3, how)
     life(tmp_path, 2, how, "--in-evaluation")
     life(tmp_path, 2 * EPOCH - 1, how)
     last_life(tmp_path)

@@ -35,7 +35,7 @@ SETUPS: dict[str, tuple[int, tuple[object, ...]]] = {
     "dispatch, workers": (2, ("--dispatch", "--workers", 2)),
 }
 
-FAST = {"stateful, workers", "dispatch"}
+FAST = {"stateful", "dispatch"}
 
 
 @pytest.mark.parametrize(

@@ -110,7 +110,7 @@ def check(server: Server, uri: str, at_least: int) -> int:
     return found.generations[0].id.step
 
 
-@pytest.mark.parametrize("kills", [pytest.param(2, id="2"), pytest.param(50, id="50", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [pytest.param(1, id="1"), pytest.param(50, id="50", marks=pytest.mark.slow)])
 @pytest.mark.timeout(900)
 def test_kills_in_the_middle_of_an_upload(
     server: Server, run_name: str, kills: int, monkeypatch: pytest.MonkeyPatch
