@@ -6,6 +6,9 @@ own checkpoint files, `save_total_limit` and the best model work as before, and 
 
 What is *not* exact, and is refused or said in the log:
 
+- another number of processes: the samples of each update and the learning rate stay, by gradient accumulation, and what
+  each process draws is seeded anew. Data that are not shared out from one order (streams, samples grouped by length),
+  and an accumulation that does not divide, are refused.
 - DeepSpeed, FSDP, tensor parallelism, TPUs and SageMaker's model parallelism are refused.
 - an iterable data set that has no state is read again from its beginning: exact when that gives the same items.
 - a callback's memory that is neither `ExportableState` nor has `state_dict` and `load_state_dict`.

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import transformers
+from torch.utils.data import SequentialSampler
 from transformers.trainer_callback import ExportableState, TrainerCallback
 from transformers.trainer_utils import TrainOutput, get_last_checkpoint
 
@@ -47,7 +48,8 @@ PARAMETERS = {
     "_init_training_state": ("num_update_steps_per_epoch", "resume_from_checkpoint"),
     "_run_epoch": (
         *("model", "epoch", "train_dataloader", "steps_in_epoch", "num_update_steps_per_epoch", "trial"),
-        *("ignore_keys_for_eval", "start_time", "resume_from_checkpoint", "steps_trained_in_current_epoch"),
+        *("ignore_keys_for_eval", "start_time", "resume_from_checkpoint", "epochs_trained"),
+        "steps_trained_in_current_epoch",
     ),
     "_maybe_log_save_evaluate": (
         *("tr_loss", "grad_norm", "model", "trial", "epoch", "ignore_keys_for_eval", "start_time", "learning_rate"),
@@ -75,13 +77,13 @@ def check(trainer: Any) -> None:
 
 
 @contextmanager
-def nothing_skipped() -> Iterator[None]:
-    """The loader stands at its place already; the Trainer would build another one to skip what was trained on.
+def skipping(skip: Callable[[Any, int], Any]) -> Iterator[None]:
+    """`skip(loader, batches)` in place of accelerate's function, which builds another loader: its place is unknown.
 
-    Why here: it calls the function by the name in its module.
+    Why here: the Trainer calls it by the name in its module.
     """
     original = module.skip_first_batches
-    module.skip_first_batches = lambda loader, num_batches=0: loader
+    module.skip_first_batches = lambda loader, num_batches=0: skip(loader, num_batches)
     try:
         yield
     finally:
@@ -108,6 +110,11 @@ def set_losses(trainer: Any, saved: dict[str, Any]) -> None:
         setattr(trainer, name, value.to(trainer.args.device) if hasattr(value, "to") else value)
 
 
+def mean_losses(saved: list[dict[str, Any]]) -> dict[str, Any]:
+    """The sums of several processes as one of another number of processes is to have them: only the first differ."""
+    return {**saved[0], "_tr_loss": sum(each["_tr_loss"] for each in saved) / len(saved)}
+
+
 def inner_loader(loader: Any) -> Any:
     """The DataLoader that accelerate's wrapper reads from; None for any other loader.
 
@@ -123,3 +130,14 @@ def set_inner_loader(loader: Any, inner: Any) -> None:
 def fetched_ahead(loader: Any) -> int:
     """How many batches accelerate's wrapper has fetched beyond the one that is trained on."""
     return 0 if loader.end_of_dataloader else 1
+
+
+def shares_one_order(loader: Any) -> bool:
+    """Whether accelerate deals the batches of one order to the processes, the same one for any number of them.
+
+    (`initial_seed` marks accelerate's SeedableRandomSampler, whose order is a function of it and of the epoch.)
+    """
+    if inner_loader(loader) is None or not hasattr(loader, "rng_types"):
+        return False
+    sampler = loader.get_sampler()
+    return isinstance(sampler, SequentialSampler) or hasattr(sampler, "initial_seed")

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from accelerate_spot.trainer import _compat, capture, refusals
-from accelerate_spot.trainer.loaders import TrainingData, protected
+from accelerate_spot.trainer import _compat, capture, refusals, resizing
+from accelerate_spot.trainer.loaders import Later, TrainingData, protected
 from accelerate_spot.trainer.restore import Restored
 from spot_core.clock import SYSTEM_CLOCK
 from spot_core.config import Settings
@@ -43,6 +43,7 @@ class Fit:
         self._session: Session | None = None
         self._group: Any = None
         self._restored: Restored | None = None
+        self._taken: str | None = None
         self._patches = Patches()
         self._data: TrainingData | None = None
         self._seed = 0
@@ -53,6 +54,7 @@ class Fit:
         self._stepped = False
         self._resuming = False
         self._epoch: dict[str, int] = {}
+        self._accumulation = self._given_accumulation = 0
         self._seconds_before = 0.0
         self._began = 0.0
         self._last_row: dict[str, Any] = {"grad_norm": None, "learning_rate": None}
@@ -118,7 +120,13 @@ class Fit:
                 return restored.output(trainer)
             if trainer.args.auto_find_batch_size:
                 self._take_batch_size(restored, bound.arguments, again=again)
-            bound.arguments["resume_from_checkpoint"] = restored.name
+            bound.arguments["resume_from_checkpoint"] = self._taken = restored.name
+            self._accumulation = resizing.accumulation(
+                restored.local["accumulation"],
+                saved_world=restored.world_size,
+                args=trainer.args,
+                on_resize=self._settings.on_resize,
+            )
             restored.load_model(trainer)
         self._take_hold()
         result = loop(*bound.args, **bound.kwargs)
@@ -146,6 +154,7 @@ class Fit:
 
     def _take_hold(self) -> None:
         trainer, around = self._trainer, self._patches.around
+        self._given_accumulation = int(trainer.args.gradient_accumulation_steps)
         seed = torch.initial_seed() % 2**62 if self._restored is None else int(self._restored.local["seed"])
         self._seed = self._from_first(seed)
         around(trainer, "get_train_dataloader", self._around_train_loader)
@@ -159,6 +168,7 @@ class Fit:
             # The evaluation before the first step has been, and skipping by index costs nothing.
             for name in ("eval_on_start", "ignore_data_skip"):
                 around(trainer.args, name, lambda _: False)
+            around(trainer.args, "gradient_accumulation_steps", lambda _: self._accumulation)
 
     def _from_first(self, number: int) -> int:
         if self._group is None:
@@ -173,6 +183,8 @@ class Fit:
         def get_train_dataloader(*args: Any, **kwargs: Any) -> Any:
             options = self._trainer.args
             loader = get(*args, **kwargs)
+            if self._data is not None:
+                return loader  # the first is the one that is trained on; somebody else wants to look
             self._data = TrainingData(
                 loader, seed=self._seed, rank=options.process_index, world_size=options.world_size
             )
@@ -193,7 +205,7 @@ class Fit:
             restored.load_state(self._trainer, int(bound.arguments["num_update_steps_per_epoch"]))
             self._step = self._saved_step = restored.step
             self._resuming = True
-            return restored.epoch, restored.batches
+            return restored.epoch, restored.batches(self._accumulation, self._open_data)
 
         return _init_training_state
 
@@ -208,9 +220,9 @@ class Fit:
 
     def _instead(self, load: Callable[..., Any], take: Callable[[Restored], None]) -> Callable[..., Any]:
         def load_from(checkpoint: Any) -> Any:
-            if self._restored is not None and checkpoint == self._restored.name:
-                return take(self._restored)
-            return load(checkpoint)
+            if self._taken is None or checkpoint != self._taken:
+                return load(checkpoint)
+            return None if self._restored is None else take(self._restored)
 
         return load_from
 
@@ -234,13 +246,18 @@ class Fit:
                 "batches_per_epoch": int(given["steps_in_epoch"]),
             }
             if not self._resuming:
-                return run(*bound.args, **bound.kwargs)
+                if given["resume_from_checkpoint"] is not None and given["epoch"] == given["epochs_trained"]:
+                    options = self._trainer.args
+                    trained = 0 if options.ignore_data_skip else int(given["steps_trained_in_current_epoch"])
+                    self._epoch["updates"] = trained // options.gradient_accumulation_steps
+                with _compat.skipping(Later):
+                    return run(*bound.args, **bound.kwargs)
             self._resuming = False
             assert self._restored is not None
             restored, self._restored = self._restored, None  # a whole model in memory: not longer than needed
             self._epoch["updates"] = restored.updates
             self._enter_loop(restored, given)
-            with _compat.nothing_skipped():
+            with _compat.skipping(lambda loader, batches: loader):  # it stands at its place already
                 return run(*bound.args, **bound.kwargs)
 
         return _run_epoch
@@ -251,7 +268,7 @@ class Fit:
         restored.into_loop(trainer)
         self._seconds_before = float(restored.local["seconds"])
         self._last_row = dict(restored.local["row"])
-        place = restored.local["data"]
+        place = restored.place(self._accumulation, self._open_data, trainer.args.world_size)
         self._open_data.take_up(place, ended=False)
         self._hold()
         row = {name: given[name] for name in ("model", "trial", "epoch", "ignore_keys_for_eval", "start_time")}
@@ -326,9 +343,11 @@ class Fit:
 
     def _capture(self) -> tuple[dict[str, Any], dict[str, Any]]:
         shared, local = capture.capture(self._trainer)
-        batches = self._epoch["updates"] * self._trainer.args.gradient_accumulation_steps
+        accumulation = int(self._trainer.args.gradient_accumulation_steps)
+        batches = self._epoch["updates"] * accumulation
         local |= {
             "place": {**self._epoch, "batches": min(batches, self._epoch["batches_per_epoch"])},
+            "accumulation": {"given": self._given_accumulation, "used": accumulation},
             "data": self._open_data.place(),
             "seed": self._seed,
             "row": {name: _plain(value) for name, value in self._last_row.items()},
@@ -389,7 +408,7 @@ class Fit:
 
     def _close_session(self) -> None:
         self._patches.undo()
-        self._held = self._restored = None
+        self._held = self._restored = self._data = self._taken = None
         self._stepped = self._resuming = False
         session, self._session = self._session, None
         if session is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from torch.utils.data import DataLoader
@@ -36,9 +37,35 @@ class TrainingData:
         finally:
             self._view.behind = 0  # accelerate asks for the state at every batch
 
+    @property
+    def made(self) -> Any:
+        """What the Trainer had made: accelerate's loader, or whatever a subclass gives."""
+        return self._view if self._wrapper is None else self._wrapper
+
     def take_up(self, place: dict[str, Any], *, ended: bool) -> None:
         """The next epoch (the same one again, or with `ended` the one after it) begins there."""
-        self._view.load_state_dict({**place, "ended": True} if ended else place)
+        if ended:  # what was fetched ahead in an epoch that was left early is not fetched again
+            ahead = ("rng_before_next", "ahead")
+            place = {**{name: value for name, value in place.items() if name not in ahead}, "ended": True}
+        self._view.load_state_dict(place)
+
+
+class Later:
+    """A loader without its first batches, which are read and dropped: then its view has counted them."""
+
+    def __init__(self, loader: Any, batches: int) -> None:
+        self._loader, self._batches = loader, batches
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("_loader", "_batches"):
+            raise AttributeError(name)
+        return getattr(self._loader, name)
+
+    def __iter__(self) -> Iterator[Any]:
+        items = iter(self._loader)
+        for _ in range(self._batches):
+            next(items, None)
+        return items
 
 
 def protected(loader: Any) -> Any:

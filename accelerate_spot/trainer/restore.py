@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from accelerate_spot.trainer import _compat, capture
-from spot_core.errors import ResumeMismatchError, TopologyError
+from accelerate_spot.trainer import _compat, capture, resizing
+from accelerate_spot.trainer.loaders import TrainingData
+from spot_core.errors import ResumeMismatchError
 from spot_core.pytorch import fits, modules, rng
 from spot_core.pytorch.session import Resumed
 
@@ -15,19 +16,18 @@ class Restored:
     """One loaded generation, on one rank."""
 
     def __init__(self, resumed: Resumed, uri: str) -> None:
-        local = resumed.state.local
-        if local is None or not resumed.state.same_world:
-            raise TopologyError(
-                f"generation {resumed.generation} was saved by another number of ranks: it holds no state of this one.",
-                hint="Start with the number of ranks of the run.",
-            )
-        self.local = local
+        state = resumed.state
+        self.local = state.nearest
+        self.world_size = state.world_size
+        """Number of processes that saved it."""
+        self.same_world = state.same_world
+        self._local_of = state.local_of
         self.step = resumed.step
         self.finished = resumed.finished
         self.generation = resumed.generation
         self.name = f"{uri} generation {resumed.generation}"
         """Stands where the Trainer has the folder of a checkpoint."""
-        self._shared = resumed.state.shared
+        self._shared = state.shared
 
     @property
     def epoch(self) -> int:
@@ -38,10 +38,19 @@ class Restored:
         """Optimizer steps done in that epoch."""
         return int(self.local["place"]["updates"])
 
-    @property
-    def batches(self) -> int:
-        """Batches of it that were trained on."""
-        return int(self.local["place"]["batches"])
+    def batches(self, accumulation: int, data: TrainingData) -> int:
+        """Batches of it that were trained on, in batches of the present number of processes."""
+        if self.same_world:
+            return int(self.local["place"]["batches"])
+        return min(self.updates * accumulation, len(data.loader))
+
+    def place(self, accumulation: int, data: TrainingData, world_size: int) -> dict[str, Any]:
+        """In the data."""
+        place: dict[str, Any] = self.local["data"]
+        if self.same_world:
+            return place
+        batches = self.batches(accumulation, data)
+        return resizing.moved(place, data.made, batches=batches, saved_world=self.world_size, world=world_size)
 
     def load_model(self, trainer: Any) -> None:
         model = trainer.model
@@ -79,11 +88,22 @@ class Restored:
 
     def into_loop(self, trainer: Any) -> None:
         """The rest, when every `on_epoch_begin` is over. Random state comes last."""
-        _compat.set_losses(trainer, self.local["losses"])
-        trainer.current_flos = self.local["flos"]
+        self._set_sums(trainer)
         capture.set_control(trainer, self.local["control"])
         modules.set_modes(trainer.model, self.local["modes"])
-        rng.restore(self.local["rng"])
+        rank = trainer.args.process_index
+        saved = self.local["rng"] if self.same_world else None
+        rng.resume(saved, seed=int(self.local["seed"]), step=self.step, rank=rank)
+
+    def _set_sums(self, trainer: Any) -> None:
+        """Each process has sums of its own; with another number of processes their mean and total are kept."""
+        losses, flos = self.local["losses"], self.local["flos"]
+        if not self.same_world:
+            others = [self._local_of(rank) for rank in range(self.world_size)]
+            losses = _compat.mean_losses([other["losses"] for other in others])
+            flos = sum(other["flos"] for other in others) if trainer.args.process_index == 0 else 0
+        _compat.set_losses(trainer, losses)
+        trainer.current_flos = flos
 
     def output(self, trainer: Any) -> _compat.TrainOutput:
         """What `train` returned when this training had finished; the trainer is left as it was left then."""

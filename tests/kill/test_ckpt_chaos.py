@@ -22,7 +22,8 @@ pytestmark = pytest.mark.timeout(900)
 BAD = {"HARD_FAIL", "SILENT_DIVERGENCE", "LOST_WORK", "CONTROL_FAIL"}
 
 
-PLAIN, LIGHTNING, ACCELERATE = "chaos_plain.py", "chaos_script.py", "chaos_accelerate.py"
+PLAIN, LIGHTNING = "chaos_plain.py", "chaos_script.py"
+ACCELERATE, TRAINER = "chaos_accelerate.py", "chaos_trainer.py"
 
 
 def chaos(
@@ -127,5 +128,15 @@ def test_lightning_in_every_mode(tmp_path: Path, lane: str, ranks: int) -> None:
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.dist)])
 def test_accelerate_in_every_mode(tmp_path: Path, lane: str, ranks: int) -> None:
     rows, files = chaos(tmp_path, ACCELERATE, **LANES[lane], points=16, ranks=ranks, crash_rank=ranks - 1)
+    check(rows, points=16)
+    check_files(lane, files, coordinator=ranks == 1)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+@pytest.mark.parametrize("lane", LANES)
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.dist)])
+def test_the_transformers_trainer_in_every_mode(tmp_path: Path, lane: str, ranks: int) -> None:
+    rows, files = chaos(tmp_path, TRAINER, **LANES[lane], points=16, ranks=ranks, crash_rank=ranks - 1)
     check(rows, points=16)
     check_files(lane, files, coordinator=ranks == 1)

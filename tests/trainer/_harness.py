@@ -42,6 +42,8 @@ class Samples(Dataset[Any]):
         return self.count
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
+        if index >= self.count:
+            raise IndexError(index)
         words = (torch.arange(WORDS) * 3 + index * 7) % 32
         if self.augment:
             words = words + random.randrange(8) + int(np.random.randint(8)) + int(torch.randint(8, ()))
@@ -144,16 +146,30 @@ class Job:
 
     data: Callable[[], Any] = Samples
     model: Callable[[], Any] = model
-    evaluated: bool = False
+    evaluate: str | None = None  # eval_strategy
     callbacks: Callable[[], list[Any]] = list
     arguments: dict[str, Any] = field(default_factory=dict)
     trainer: type[Recorded] = Recorded
 
     def start(
-        self, at: Path, *, every: str = "1000 steps", seed: int = 7, kill: int | None = None, **keyword: Any
+        self,
+        at: Path,
+        *,
+        every: str = "1000 steps",
+        seed: int = 7,
+        kill: int | None = None,
+        sources: str = "none",
+        continued: dict[str, int] | None = None,
+        made: list[Outcome] | None = None,
+        **keyword: Any,
     ) -> Outcome:
-        """`at`: folder of the job. `seed` differs between starts: nothing may depend on what the script draws."""
-        fits._returned.clear()  # a start is a new process
+        """`at`: folder of the job. `seed` differs between starts: nothing may depend on what the script draws.
+
+        A start is a new process, unless the trainings that it made are `continued`. `made` gets the outcome of one
+        that is left by an exception.
+        """
+        fits._returned.clear()
+        fits._returned.update(continued or {})
         options = {
             "output_dir": str(at / "out"),
             "num_train_epochs": 2,
@@ -169,12 +185,13 @@ class Job:
             "dataloader_pin_memory": False,
             "data_seed": 3,
             "seed": 5,
+            **({"eval_strategy": self.evaluate} if self.evaluate else {}),
             **self.arguments,
         }
         args = TrainingArguments(**options)
         torch.manual_seed(1)
         module = self.model()
-        spot = SpotTrainerCallback(at / "run", interval=every, sources="none", writer="thread")
+        spot = SpotTrainerCallback(at / "run", interval=every, sources=sources, writer="thread")
         events = Events()
         callbacks = [*self.callbacks(), events, spot]
         if kill is not None:
@@ -183,11 +200,13 @@ class Job:
             module,
             args,
             train_dataset=self.data(),
-            eval_dataset=Samples(6) if self.evaluated else None,
+            eval_dataset=Samples(6) if self.evaluate else None,
             callbacks=callbacks,
         )
         random.seed(seed), np.random.seed(seed), torch.manual_seed(seed)
         outcome = Outcome(trainer, events.seen, killed=False)
+        if made is not None:
+            made.append(outcome)
         try:
             outcome.result = trainer.train(**keyword)
         except Killed:

@@ -64,11 +64,19 @@ def torchrun(ranks: int = 2) -> tuple[str, ...]:
     return ("-m", "torch.distributed.run", f"--nproc-per-node={ranks}", f"--master-port={port}")
 
 
+def spot_launch(folder: Path, ranks: int = 2) -> tuple[str, ...]:
+    return ("-m", "spot_core.cli", "launch", "--run", str(folder / "run"), f"--nproc-per-node={ranks}", "--")
+
+
+def lines_of(folder: Path, rank: int = 0) -> list[dict[str, Any]]:
+    """What the rank has trained on, in all its lives."""
+    return [json.loads(line) for line in (folder / "out" / f"rank{rank}.jsonl").read_text().splitlines()]
+
+
 def rows(folder: Path, rank: int = 0) -> dict[int, dict[str, Any]]:
     """Rows by batch; a batch that was trained on twice must be the same both times."""
     seen: dict[int, dict[str, Any]] = {}
-    for line in (folder / "out" / f"rank{rank}.jsonl").read_text().splitlines():
-        row = json.loads(line)
+    for row in lines_of(folder, rank):
         assert seen.setdefault(row["batch"], row) == row
     return seen
 

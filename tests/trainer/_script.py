@@ -116,7 +116,7 @@ def main() -> None:
     if options.folder:
         from accelerate_spot.trainer import SpotTrainerCallback
 
-        callbacks.append(SpotTrainerCallback(options.folder, interval=options.every, sources="signals"))
+        callbacks.append(SpotTrainerCallback(options.folder, interval=options.every, sources="signals:sigterm+sigusr1"))
     data = partial(Samples, augment=True)
     trainer = Reported(model(), args, train_dataset=data(46), eval_dataset=Samples(12), callbacks=callbacks)
     trainer.evidence = evidence
@@ -126,6 +126,7 @@ def main() -> None:
         "loss": result.training_loss,
         "step": result.global_step,
         "best": [trainer.state.best_metric, trainer.state.best_global_step],
+        "rates": [[row["step"], row["learning_rate"]] for row in trainer.state.log_history if "loss" in row],
         "losses": [row["loss"] for row in trainer.state.log_history if "loss" in row],
     }
     torch.save(final, options.out / f"final-rank{args.process_index}.pt")
