@@ -1,6 +1,6 @@
 """What a network does to single requests: carried out once, told rightly, never half.
 
-Mutants that these tests were seen to catch: no retry around a conditional put; no read-back after a lost reply; a
+Mutants that these tests are there to catch: no retry around a conditional put; no read-back after a lost reply; a
 transient error of a listing told as emptiness; reads that are not tried again when their body breaks off.
 """
 

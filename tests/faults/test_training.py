@@ -1,6 +1,6 @@
 """A training whose store is behind a network that fails: it goes on, says so, and the next good save commits.
 
-Mutants that these tests were seen to catch: a failed upload committed all the same; an error while looking taken for an
+Mutants that these tests are there to catch: a failed upload committed all the same; an error while looking taken for an
 empty run; a save without a deadline.
 """
 

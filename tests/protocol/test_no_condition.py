@@ -1,6 +1,6 @@
 """A store that accepts the condition of a put and ignores it, or has none: what still holds, and by what.
 
-Mutants that these tests were seen to catch: a fence check that does not read its claim; a claim put before the probe;
+Mutants that these tests are there to catch: a fence check that does not read its claim; a claim put before the probe;
 attempts named by number.
 """
 
