@@ -46,6 +46,9 @@ class SpotCallback(*_BASES):  # type: ignore[misc]
         on_resize: str | None = None,
         allow_pickle: bool | None = None,
         sources: str | None = None,
+        local: str | os.PathLike[str] | None = None,
+        max_upload_mb_s: float | None = None,
+        writers_at_once: int | None = None,
         preflight: bool | None = None,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
@@ -65,6 +68,9 @@ class SpotCallback(*_BASES):  # type: ignore[misc]
             on_resize=on_resize,
             allow_pickle=allow_pickle,
             sources=sources,
+            local=None if local is None else os.fspath(local),
+            max_upload_mb_s=max_upload_mb_s,
+            writers_at_once=writers_at_once,
             preflight=preflight,
             storage_options=storage_options,
         )

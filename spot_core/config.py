@@ -65,6 +65,12 @@ class Settings:
     """Whether state that only pickle can express may be saved and loaded (digests are checked before)."""
     sources: str = "auto"
     """Where notices come from: ``"auto"``, ``"none"`` or names joined by commas."""
+    local: str | None = None
+    """Folder on a fast disk of each machine: generations are committed there at once, and drained to the run behind."""
+    max_upload_mb_s: float | None = None
+    """Megabytes per second that each rank may send to the run's store; None for as fast as it goes."""
+    writers_at_once: int = 0
+    """How many ranks write to the run's store at one time; 0: by the world size (all up to 128, then 128)."""
     preflight: bool = True
     """Whether store, room and memory are checked before the first step of each life."""
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
@@ -89,6 +95,12 @@ class Settings:
         if not _is_count(code) or code > 255 or code in _TAKEN:
             taken = f" ({code} reads as {_TAKEN[code]})" if code in _TAKEN else ""
             raise _refused("exit_code", code, f"3 to 125 or 128 to 255{taken}")
+        if self.local is not None and not _is_folder(self.local):
+            raise _refused("local", self.local, "a folder of this machine, such as '/nvme/spot'")
+        if self.max_upload_mb_s is not None and not _is_rate(self.max_upload_mb_s):
+            raise _refused("max_upload_mb_s", self.max_upload_mb_s, "megabytes per second above 0, or None")
+        if not _is_count(self.writers_at_once):
+            raise _refused("writers_at_once", self.writers_at_once, "a number of ranks, or 0")
         if not _is_count(self.max_failed_saves):
             raise _refused("max_failed_saves", self.max_failed_saves, "a whole number from 0")
         for name in ("allow_pickle", "preflight"):
@@ -127,8 +139,8 @@ def _parse(name: str, kind: str, text: str) -> object:
     try:
         if kind.startswith("int"):
             return None if text.lower() == "none" and "None" in kind else int(text)
-        if kind == "float":
-            return float(text)
+        if kind.startswith("float"):
+            return None if text.lower() == "none" and "None" in kind else float(text)
     except ValueError:
         raise ConfigError(f"{variable}={text!r} is not a number.") from None
     if kind == "bool":
@@ -148,6 +160,14 @@ def _seconds(name: str, value: object) -> float:
 
 def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _is_folder(value: object) -> bool:
+    return isinstance(value, str) and bool(value.strip()) and "://" not in value
+
+
+def _is_rate(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value > 0
 
 
 def _refused(name: str, value: object, accepted: str) -> ConfigError:

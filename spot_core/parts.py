@@ -16,11 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from spot_core.errors import CorruptShardError, FormatError
-from spot_core.layout import PartTarget
-from spot_core.manifest import FORMAT, JSON, ObjectRef, Part, decode, encode
-from spot_core.store import BytesSource, Store, put_once
-from spot_core.writer.digest import (
+from spot_core.digest import (
     CHUNK_SIZE,
     CHUNKS_KEY,
     bytes_digest,
@@ -29,6 +25,10 @@ from spot_core.writer.digest import (
     parse_chunks_entry,
     tree_digest,
 )
+from spot_core.errors import CorruptShardError, FormatError
+from spot_core.layout import PartTarget
+from spot_core.manifest import FORMAT, JSON, ObjectRef, Part, decode, encode
+from spot_core.store import BytesSource, Store, put_once
 
 __all__ = ["ALIGNMENT", "PartIndex", "write_part"]
 

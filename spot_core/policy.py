@@ -92,6 +92,7 @@ class Saves:
     `interval_s` is the present time interval (None: steps decide), `step_due` says that this step is to be saved,
     `since_s` is the time since the last save *started* (or since the start of the life), `in_flight_s` the age of the
     save that is not committed yet (None: none is), `last_step` the step of the last save started (None: none was).
+    `room` says that another save may begin while that one is in flight: it is at the local tier, and on its way on.
     `notified` holds the ids of the notices on which a save was already started.
     """
 
@@ -101,6 +102,7 @@ class Saves:
     in_flight_s: float | None = None
     last_step: int | None = None
     notified: frozenset[str] = frozenset()
+    room: bool = False
 
 
 def decide(
@@ -181,6 +183,6 @@ def _by_interval(step: int, saves: Saves) -> Decision:
     if saves.step_due:
         # Whoever counts steps wants that step: the save waits for the one in flight.
         return Decision(Kind.SAVE, "interval")
-    if saves.in_flight_s is not None:
+    if saves.in_flight_s is not None and not saves.room:
         return Decision(Kind.CONTINUE, f"due, but the last save is still in flight after {saves.in_flight_s:.1f} s")
     return Decision(Kind.SAVE, "interval")

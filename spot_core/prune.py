@@ -19,7 +19,7 @@ from spot_core.restore import Discovery, ProblemKind
 from spot_core.retention import Retention
 from spot_core.store import Store, put_once
 
-__all__ = ["Pruned", "prune"]
+__all__ = ["Pruned", "bury", "prune"]
 
 _log = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ def prune(
     leftovers = _leftovers(discovery, life)
     objects = 0
     for gen in [*dropped, *leftovers]:
-        objects += _bury(store, gen)
+        objects += bury(store, gen)
     if dropped or leftovers:
         _log.info("Pruned %d generations and %d leftovers at %s.", len(dropped), len(leftovers), store.uri)
     aborted = _abort_uploads(store, discovery, life) if uploads else 0
@@ -107,7 +107,8 @@ def _abort_uploads(store: Store, discovery: Discovery, life: int) -> int | None:
     return aborted
 
 
-def _bury(store: Store, gen: GenerationId) -> int:
+def bury(store: Store, gen: GenerationId) -> int:
+    """Tombstone, marker, data, whatever is there of each; how many objects went. Raises StoreError."""
     try:
         put_once(store, layout.tombstone_key(gen), encode({"format": FORMAT, "generation": gen.name}))
     except KeyExistsError:

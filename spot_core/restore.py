@@ -29,7 +29,7 @@ from spot_core.manifest import Manifest, decode
 from spot_core.store import Store
 from spot_core.verify import Depth, Verified, verify
 
-__all__ = ["Discovery", "Problem", "ProblemKind", "Selection", "discover", "select"]
+__all__ = ["Discovery", "Problem", "ProblemKind", "Selection", "discover", "marked", "select"]
 
 _log = logging.getLogger(__name__)
 
@@ -168,6 +168,12 @@ def _look(store: Store, gen: GenerationId, run_id: str | None, *, only_pointed: 
     if run_id is not None and manifest.run_id != run_id:
         return problem(ProblemKind.FOREIGN_RUN, f"belongs to run {manifest.run_id}, not to {run_id}.")
     return Committed(gen, manifest)
+
+
+def marked(name: str, manifest: Manifest, run_id: str) -> Committed | None:
+    """The generation whose marker was read elsewhere (another machine's local tier); None for a misplaced one."""
+    gen = GenerationId.parse(name)
+    return Committed(manifest.id, manifest) if gen == manifest.id and manifest.run_id == run_id else None
 
 
 def select(store: Store, discovery: Discovery, depth: Depth, skip: Collection[GenerationId] = ()) -> Selection:

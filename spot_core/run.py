@@ -173,13 +173,33 @@ class Writer:
         """
         gen = GenerationId(self.life, step)
         self._check_order(gen)
+        return Open(gen, self._next_write_id(), self)
+
+    def _next_write_id(self) -> str:
         with self._count_lock:
-            write_id = f"a{self._attempts}"
-            self._attempts += 1
+            number, self._attempts = self._attempts, self._attempts + 1
         if not self.run.store.capabilities.put_if_absent:
             # Two processes may hold one life here: chance keeps their data apart, where numbers cannot.
-            write_id = secrets.token_hex(8)
-        return Open(gen, write_id, self)
+            return secrets.token_hex(8)
+        return f"a{number}"
+
+    def at(self, store: Store) -> Writer:
+        """The same life at another tier, which has to have begun there (`LocalTier.enter`)."""
+        return Writer(Run(store, clock=self.run.clock), self.life, self.run_id)
+
+    def same(self, opened: Open) -> Open:
+        """The attempt that another tier's writer of this life began, at this tier. No I/O."""
+        return Open(opened.id, opened.write_id, self)
+
+    def again(self, committed: Committed) -> Open:
+        """A new attempt to bring a generation here that some life committed at another tier. No I/O.
+
+        It keeps its name, so that it stays behind everything of newer lives; only one that is newer than all that this
+        life committed can still come (CommitError, reason STEP_ORDER).
+        """
+        self._check_order(committed.id)
+        # Numbers of attempts count within a life: this one's are told from those of the life that wrote it.
+        return Open(committed.id, f"l{self.life}{self._next_write_id()}", self)
 
     @contextmanager
     def committing(self, gen: GenerationId) -> Iterator[None]:

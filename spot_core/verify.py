@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
+from spot_core.digest import chunk_digest
 from spot_core.errors import CorruptShardError, KeyMissingError, Reason, StoreError, TornGenerationError
 from spot_core.generation import Committed
 from spot_core.manifest import ObjectRef, Part
 from spot_core.parts import PartIndex
 from spot_core.store import Store
-from spot_core.writer.digest import chunk_digest
 
 __all__ = ["Depth", "Verified", "verify"]
 

@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 
+from spot_core.digest import buffers_digest
 from spot_core.errors import CorruptShardError, KeyMissingError, Reason, StoreError, TornGenerationError
 from spot_core.pytorch.catalogue import Blob, Catalogue
 from spot_core.pytorch.codec import torch_dtype
 from spot_core.pytorch.index import Chunk
-from spot_core.writer.digest import buffers_digest
 
 __all__ = ["Transfer", "fetch", "fetch_bytes", "memory"]
 

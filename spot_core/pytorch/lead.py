@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from concurrent.futures import Future
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Literal
 
 from spot_core import signals
 from spot_core.clock import Clock
@@ -20,7 +19,6 @@ from spot_core.generation import Committed, Open
 from spot_core.interval import parse_interval
 from spot_core.launch.stoprecord import StopRecord, write_stop
 from spot_core.layout import GenerationId
-from spot_core.manifest import Part
 from spot_core.policy import CONTINUE, Kind
 from spot_core.pytorch import history
 from spot_core.pytorch.agree import Request
@@ -30,8 +28,10 @@ from spot_core.pytorch.committer import Committer, Flight, Patience
 from spot_core.pytorch.describe import describe
 from spot_core.pytorch.outcome import Outcome, Tally
 from spot_core.pytorch.pilot import Pilot
+from spot_core.pytorch.relay import Share
 from spot_core.pytorch.stage import Stager
 from spot_core.run import Run, Writer
+from spot_core.tiers import KEPT, LocalTier
 
 log = logging.getLogger(__name__)
 
@@ -53,17 +53,30 @@ class Lead:
         resumed: Committed | None,
         damaged: list[GenerationId],
         patience: Patience,
+        local: LocalTier | None = None,
+        local_copy: Committed | None = None,
+        durable_copy: GenerationId | None = None,
     ) -> None:
+        self._local = local
+        self._local_writer: Writer | None = None if local is None else writer.at(local.store)
+        self._local_copies = [] if local_copy is None else [local_copy.id]  # committed ones, newest first
+        self._newest_local = local_copy
+        # Those whose way to the store was begun, whatever came of it.
+        self._tried = set() if durable_copy is None else {durable_copy}
+        self._called_for: GenerationId | None = None
+        self._durable_copy = durable_copy  # what this life was resumed from, if the run's store has it
         self._run = run
         self._clock: Clock = run.clock
         self._bulletin = bulletin
         self._tally = tally
         self._description = describe(settings)
         self._opened: Open | None = None
-        self._flight: Flight | None = None
+        self._flights: list[Flight] = []  # those that not every rank has heard the end of, oldest first
+        self._drains = True
         self._refresh = False
         estimator = _estimator(run, resumed, writer.life, channel.world_size)
         self.pilot = Pilot(parse_interval(settings.interval), estimator, run.clock, window_s=settings.window_s)
+        self.pilot.tiered = local is not None
         self.committer = Committer(
             channel,
             writer,
@@ -72,13 +85,18 @@ class Lead:
             patience=patience,
             clock=run.clock,
             ended=self._save_ended,
+            tiered=local is not None,
         )
 
     def wants_a_look(self, *, inside: bool) -> bool:
         """At each boundary, cheap: whether to call all ranks together. `inside` a step only a stop is worth it."""
         if self._refresh:
             self.settle()
-        return self.pilot.wants_a_look(self._in_flight_s(), stops_only=inside)
+        left = None if inside else self._left_behind()
+        if left is not None and left.id != self._called_for:
+            self._called_for = left.id  # once
+            return True
+        return self.pilot.wants_a_look(self._in_flight_s(), room=self._room(), stops_only=inside)
 
     def look(self, step: int, requests: tuple[Request, ...], *, step_due: bool, inside: bool) -> dict[str, Any]:
         """The word for a boundary where all ranks are: the decision, and outcomes to take."""
@@ -86,10 +104,12 @@ class Lead:
             if request.kind == "notice":
                 self.pilot.heard(signals.Notice.from_json(request.payload))
         outcomes = self.settle()
-        decision = self.pilot.decide(step, step_due=step_due, in_flight_s=self._in_flight_s())
+        decision = self.pilot.decide(step, step_due=step_due, in_flight_s=self._in_flight_s(), room=self._room())
         if inside and decision.kind is Kind.SAVE:
             decision = CONTINUE  # it waits for the end of the step
+        saves = decision.kind in (Kind.SAVE, Kind.STOP_SAVE)
         return {
+            "again": None if saves else self.take_up(),
             "kind": decision.kind.value,
             "reason": decision.reason,
             "deadline": decision.deadline,
@@ -97,15 +117,25 @@ class Lead:
         }
 
     def open_save(
-        self, step: int, *, finished: bool, claim_info: Mapping[str, Any], left_s: float | None
+        self, step: int, *, finished: bool, wait: bool, claim_info: Mapping[str, Any], left_s: float | None
     ) -> dict[str, Any]:
         """The word at the start of a save: finish what is in flight, begin the generation; "gen" None for no save.
 
         With `left_s` the job has to leave after so many seconds: what is in flight gets those that this save can spare.
         A notice that comes meanwhile does the same.
+        With a local tier, a save that nobody waits for (`wait`, `finished`) only needs the memory of the one before; it
+        stays local ("drain" False) while that is still on its way to the store, as does one that has no time for more.
         """
         spare_s = self.pilot.timing.save_s
-        if not self.land(None if left_s is None else max(0.0, left_s - spare_s), spare_s=spare_s):
+        self._drains = True
+        if self._local is not None and left_s is None and not (wait or finished):
+            free = self._wait("landed", None, spare_s=spare_s)
+            self._drains = self._in_flight_s() is None
+        else:
+            free = self.land(None if left_s is None else max(0.0, left_s - spare_s), spare_s=spare_s)
+            if not free and self._local is not None:
+                free, self._drains = self._wait("landed", 0.0), False
+        if not free:
             late = f"step {step} is not saved: the save in flight leaves no time for it"
             log.error("spot: %s", late)
             return {"outcomes": [], "gen": None, **self._late(late)}
@@ -121,14 +151,34 @@ class Lead:
             # Nothing may be written over a generation, and one of a newer life outranks it.
             log.info("spot: step %d is saved again, as finished, in a life of its own", step)
             self.committer.writer = self._run.claim(info={**claim_info, "continues": newest.id.life})
+            self._enter_local_tier(claim_info)
         self._opened = self.committer.writer.begin(step)
         gen = self._opened.id
-        return {**word, "gen": [gen.life, gen.step], "write_id": self._opened.write_id}
+        spare, extra = self._keep_locally(gen)
+        return {
+            **word,
+            "gen": [gen.life, gen.step],
+            "write_id": self._opened.write_id,
+            "drain": self._drains,
+            "spare": spare,
+            "extra": extra,
+        }
+
+    def _enter_local_tier(self, info: Mapping[str, Any]) -> None:
+        record = self._run.record()
+        if self._local is not None and record is not None:
+            self._local.enter(record, self.committer.writer.life, info)
+            self._local_writer = self.committer.writer.at(self._local.store)
+
+    def _keep_locally(self, gen: GenerationId) -> tuple[list[str], list[str]]:
+        """Names of the generations that have to stay at the local tier while `gen` is written, and that may."""
+        flying = [flight.opened.id for flight in self._flights if flight.outcome is None]
+        return [x.name for x in [gen, *self._local_copies[:1], *flying]], [x.name for x in self._local_copies[1:KEPT]]
 
     def take_off(
         self,
         number: int,
-        part: Future[Part] | SpotError,
+        share: Share | SpotError,
         stager: Stager,
         *,
         began: float,
@@ -143,22 +193,57 @@ class Lead:
         own = {**self._description, **history.to_meta(self.pilot.estimator, self.pilot.uptime_s)}
         flight = Flight(number, self._opened.id.step, began, self._opened, {**own, **meta})
         flight.blocked_s = blocked_s
-        self._opened, self._flight = None, flight
+        flight.drains, gen = self._drains, self._opened.id
+        if gen not in self._local_copies:
+            flight.local_tier = self._local_writer
+        self._opened = None
+        if flight.drains:
+            self._tried.add(gen)
+        self._flights.append(flight)
         self.pilot.save_started(flight.step, began)
-        self.committer.start(flight, part, stager.staged)
+        self.committer.start(flight, share, stager.staged)
+
+    def _left_behind(self) -> Committed | None:
+        """The newest local generation, where nothing is on its way to the store and it never was."""
+        newest, safe = self._newest_local, self.committer.writer.newest
+        if newest is None or newest.id in self._tried or (safe is not None and newest.id < safe):
+            return None
+        return None if any(flight.outcome is None for flight in self._flights) else newest
+
+    def take_up(self) -> dict[str, Any] | None:
+        """The word that brings a generation that is only local to the store, for `local_tier.bring` on every rank; None
+        when there is none. Rank 0 then follows it by `follow`.
+        """
+        left = self._left_behind()
+        if left is None:
+            return None
+        self._opened = self.committer.writer.again(left)
+        return {"manifest": left.manifest.to_json(), "write_id": self._opened.write_id}
+
+    def follow(self, number: int) -> None:
+        """The ranks are bringing what was taken up to the store: follow that in the background, as save `number`."""
+        assert self._opened is not None, "take_up comes first"
+        assert self._newest_local is not None
+        (opened, self._opened), committed, began = (self._opened, None), self._newest_local, self._clock.monotonic()
+        own = opened.id.life == self.committer.writer.life
+        flight = Flight(number, opened.id.step, began, opened, committed.manifest.meta, brought=True, local=committed)
+        flight.harmless = not own
+        flight.landed.set()
+        self._flights.append(flight)
+        self._tried.add(opened.id)
+        self.committer.start_again(flight, committed.manifest.parts)
 
     def waited_for_staging(self, seconds: float) -> None:
-        if self._flight is not None:
-            self._flight.blocked_s += seconds
+        if self._flights:
+            self._flights[-1].blocked_s += seconds
 
     def drain(self, timeout_s: float | None) -> dict[str, Any]:
         """The word of a drain; "late" says why it did not finish, and "until" when the job has to leave."""
         if not self.land(timeout_s):
-            assert self._flight is not None
             within = "before the machine goes" if timeout_s is None else f"within {timeout_s} s"
-            late = f"The save of step {self._flight.step} did not finish {within}; it goes on."
-            return {"outcomes": [], **self._late(late)}
-        return {"outcomes": _json(self.settle())}
+            late = f"The save of step {self._flights[-1].step} did not finish {within}; it goes on."
+            return {"outcomes": [], "again": None, **self._late(late)}
+        return {"outcomes": _json(self.settle()), "again": self.take_up()}
 
     def _late(self, why: str) -> dict[str, Any]:
         return {"late": why, "until": self.pilot.stop_until()}
@@ -174,6 +259,10 @@ class Lead:
         newest = self._newest(outcomes)
         saved = newest is not None and newest.id.step == step
         at = "nothing was saved" if newest is None else f"saved up to step {newest.id.step} (generation {newest.id})"
+        safe = [gen for gen in (self._durable_copy, None if newest is None else newest.id) if gen is not None]
+        here = max(self._local_copies, default=None)
+        if self._local is not None and here is not None and all(here > gen for gen in safe):
+            at += f"; step {here.step} only at the local tier {self._local.store.uri}"
         text = f"{reason}; {at}"
         record = StopRecord(self.committer.writer.life, step, text, exit_code, self._clock.now())
         try:
@@ -184,18 +273,26 @@ class Lead:
         return {"record": asdict(record), "saved": saved}
 
     def land(self, timeout_s: float | None, *, spare_s: float = 0.0) -> bool:
-        """Wait for the save in flight; False when it did not end in time.
+        """Wait for what is in flight to be safe at the run's store, or to fail; False when it did not end in time.
 
         Without a time-out a notice that stops the run sets one, `spare_s` before the job has to leave: the loop, which
         would hear of it at its next boundary, stands still here.
         """
-        if self._flight is None or timeout_s is not None:
-            return self._flight is None or self._flight.done.wait(timeout_s)
-        while not self._flight.done.wait(_LOOK_S):
-            self._hear_meanwhile()
-            until = self.pilot.stop_until()
-            if until is not None and self._clock.now() >= until - spare_s:
-                return False
+        return self._wait("done", timeout_s, spare_s=spare_s)
+
+    def _wait(self, what: Literal["done", "landed"], timeout_s: float | None, *, spare_s: float = 0.0) -> bool:
+        end = None if timeout_s is None else self._clock.monotonic() + timeout_s
+        for flight in self._flights:
+            event = flight.done if what == "done" else flight.landed
+            if end is not None:
+                if not event.wait(max(0.0, end - self._clock.monotonic())):
+                    return False
+                continue
+            while not event.wait(_LOOK_S):
+                self._hear_meanwhile()
+                until = self.pilot.stop_until()
+                if until is not None and self._clock.now() >= until - spare_s:
+                    return False
         return True
 
     def _hear_meanwhile(self) -> None:
@@ -206,30 +303,43 @@ class Lead:
             log.debug("no word of notices: %s", error)
 
     def settle(self) -> list[Outcome]:
-        """Learn from a save that has ended; its outcome stays until all ranks have heard it (`heard`)."""
+        """Learn from saves that have ended; their outcomes stay until all ranks have heard them (`heard`)."""
         self._refresh = False
-        flight = self._flight
-        if flight is None or flight.outcome is None:
-            return []
-        if flight.durable_s is not None:
-            self.pilot.estimator.saved(blocked_s=flight.blocked_s, staged_s=flight.staged_s, durable_s=flight.durable_s)
-            flight.durable_s = None  # learned once
-        if flight.outcome.error is not None:
-            self.pilot.hasten()
-        self.pilot.replan()
-        return [flight.outcome]
+        for flight in self._flights:
+            if flight.local is not None and flight.opened.id not in self._local_copies:
+                self._local_copies.insert(0, flight.opened.id)
+                self._newest_local = flight.local
+        ended = [(flight, flight.outcome) for flight in self._flights if flight.outcome is not None]
+        for flight, outcome in ended:
+            if not flight.told and outcome.error is None:  # learned once
+                self.pilot.estimator.saved(
+                    blocked_s=None if flight.brought else flight.blocked_s,
+                    staged_s=flight.staged_s,
+                    durable_s=None if outcome.local else flight.durable_s,
+                )
+            flight.told = True
+            if outcome.error is not None:
+                self.pilot.hasten()
+        if ended:
+            self.pilot.replan()
+        return [outcome for _, outcome in ended]
 
     def heard(self) -> None:
-        """All ranks have taken the outcome of the save that has ended."""
-        if self._flight is not None and self._flight.outcome is not None:
-            self._flight = None
+        """All ranks have taken the outcomes of the saves that have ended, as far as they were told."""
+        self._flights = [flight for flight in self._flights if not flight.told]
 
     def _newest(self, outcomes: list[Outcome]) -> Committed | None:
-        return next((o.committed for o in reversed(outcomes) if o.committed is not None), self._tally.newest)
+        """The newest generation of this life that is safe at the run's store."""
+        durable = (o.committed for o in reversed(outcomes) if not o.local and o.committed is not None)
+        return next(durable, self._tally.newest)
 
     def _in_flight_s(self) -> float | None:
-        flight = self._flight
-        return None if flight is None or flight.outcome is not None else self._clock.monotonic() - flight.started
+        """The age of the oldest save that is not safe at the run's store yet."""
+        started = [flight.started for flight in self._flights if flight.outcome is None]
+        return self._clock.monotonic() - min(started) if started else None
+
+    def _room(self) -> bool:
+        return self._local is not None and all(flight.landed.is_set() for flight in self._flights)
 
     def _save_ended(self) -> None:
         """In the background, right after an outcome is known: the next boundary looks at it."""

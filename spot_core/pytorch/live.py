@@ -8,16 +8,14 @@ import os
 import socket
 import weakref
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, wait
-from dataclasses import dataclass
+from concurrent.futures import wait
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from spot_core import signals
 from spot_core.config import Settings
-from spot_core.errors import SpotError
 from spot_core.generation import Committed
 from spot_core.launch.stoprecord import StopRecord, leave_note
-from spot_core.manifest import Part
 from spot_core.pytorch.agree import Agreement, FreezeAgreement
 from spot_core.pytorch.bulletin import Bulletin
 from spot_core.pytorch.channel import Channel
@@ -27,9 +25,12 @@ from spot_core.pytorch.lagged import LaggedAgreement
 from spot_core.pytorch.plan import Planner
 from spot_core.pytorch.pulse import Pulse
 from spot_core.pytorch.ranks import Ranks
+from spot_core.pytorch.relay import Relay, Share
 from spot_core.pytorch.resplit import Resplitter
 from spot_core.pytorch.stage import Stager
-from spot_core.run import Run
+from spot_core.record import RunRecord
+from spot_core.run import Run, Writer
+from spot_core.tiers import LocalTier
 from spot_core.writer import WriterClient
 
 log = logging.getLogger(__name__)
@@ -48,8 +49,10 @@ class Live:
     planner: Planner
     watcher: signals.Watcher
     splitter: Resplitter
-    part: Future[Part] | SpotError | None = None
-    """This rank's share of the last save."""
+    relay: Relay
+    local: LocalTier | None = None
+    shares: list[Share] = field(default_factory=list)
+    """This rank's parts of the last saves."""
 
     @classmethod
     def open(
@@ -63,11 +66,18 @@ class Live:
         sources: Sequence[signals.Source] | None,
         patience: Patience,
         notify: Callable[[signals.Notice], None],
+        local: LocalTier | None = None,
     ) -> Live:
         """Not collective. `sources` None: those that `settings.sources` names. Starts no watching yet."""
         if sources is None:
             sources = signals.sources(settings.sources, grace_s=settings.grace_s, clock=run.clock)
-        client = WriterClient.start(run.store, mode="thread" if settings.writer == "thread" else "process")
+        client = WriterClient.start(
+            run.store,
+            mode="thread" if settings.writer == "thread" else "process",
+            local=local,
+            bytes_s=None if settings.max_upload_mb_s is None else settings.max_upload_mb_s * 1e6,
+        )
+        at_once = settings.writers_at_once
         pulse = Pulse(channel, silent_s=patience.silent_s)
         pulse.start()
         return cls(
@@ -82,6 +92,8 @@ class Live:
             Planner(ranks.group),
             signals.Watcher(sources, clock=run.clock, on_notice=notify),
             Resplitter(),
+            Relay(client, channel, tiered=local is not None, at_once=at_once, wait_s=patience.write_s),
+            local,
         )
 
     def leave_word(self, record: StopRecord) -> None:
@@ -101,9 +113,10 @@ class Live:
         self.pulse.close()
 
     def close(self, timeout_s: float) -> None:
-        """End the writer; this rank's part, if still being written, gets `timeout_s`."""
-        if isinstance(self.part, Future):
-            wait([self.part], timeout_s)
+        """End the writer; this rank's parts that are still being written get `timeout_s`."""
+        futures = [future for share in self.shares for future in (share.landed, share.durable)]
+        wait([future for future in futures if future is not None], timeout_s)
+        self.relay.clear()
         self.stager.close()
         self.splitter.forget()
         self.client.close()
@@ -122,6 +135,25 @@ def _agreement(ranks: Ranks, channel: Channel, patience: Patience) -> Agreement:
         )
     assert ranks.group is not None
     return LaggedAgreement(ranks.group, patient_s=patience.joint_s, clock=channel.clock)
+
+
+def claim_life(
+    run: Run, settings: Settings, ranks: Ranks, resumed: Committed | None
+) -> tuple[int, list[Writer], LocalTier | None]:
+    """Collective: the next life's number, its writer (on rank 0 only), this machine's local tier, entered."""
+    writers: list[Writer] = []
+
+    def claim() -> tuple[int, RunRecord | None, dict[str, Any]]:
+        info = claim_info(ranks.world_size, resumed)
+        writers.append(run.claim(info=info))
+        return writers[0].life, None if settings.local is None else run.record(), info
+
+    life, record, info = ranks.from_first(claim)
+    if record is None or settings.local is None:
+        return life, writers, None
+    local = LocalTier.open(settings.local, record.run_id, run.store)
+    ranks.together(lambda: local.enter(record, life, info))
+    return life, writers, local
 
 
 def claim_info(world_size: int, resumed: Committed | None) -> dict[str, Any]:

@@ -18,15 +18,16 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Outcome:
-    """One save's end: `committed`, or `error`."""
+    """One save's end: `committed`, or `error`. With `local` it stayed at the local tier, which counts for nothing."""
 
     step: int
     committed: Committed | None = None
     error: SpotError | None = None
+    local: bool = False
 
     def to_json(self) -> dict[str, Any]:
         manifest = None if self.committed is None else dict(self.committed.manifest.to_json())
-        return {"step": self.step, "manifest": manifest, "error": error_to_json(self.error)}
+        return {"step": self.step, "manifest": manifest, "error": error_to_json(self.error), "local": self.local}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Outcome:
@@ -34,7 +35,7 @@ class Outcome:
         if value["manifest"] is not None:
             manifest = Manifest.from_json(value["manifest"])
             committed = Committed(GenerationId(manifest.life, manifest.step), manifest)
-        return cls(value["step"], committed, error_from_json(value["error"]))
+        return cls(value["step"], committed, error_from_json(value["error"]), value["local"])
 
 
 class Tally:
@@ -55,6 +56,8 @@ class Tally:
 
     def take(self, outcome: Outcome) -> None:
         """Count it. Raises its error when errors are to be raised, when too many came in a row, or when fenced."""
+        if outcome.local:
+            return
         if outcome.error is None:
             self.failed_in_a_row = 0
             self.newest = outcome.committed

@@ -26,6 +26,8 @@ class Pilot:
         self.estimator = estimator
         self._clock = clock
         self._window_s = window_s
+        self.tiered = False
+        """Whether saves are safe locally first."""
         self._started = clock.monotonic()
         self._last_save = self._started
         self._last_step: int | None = None
@@ -59,8 +61,11 @@ class Pilot:
         self._next_stop = now + (min(stops) - unix) if stops else math.inf
         self._check_bound(interval_s)
 
-    def wants_a_look(self, in_flight_s: float | None, *, stops_only: bool = False) -> bool:
-        """Whether to call all ranks together now. True once, until `decide` or `gave_up`."""
+    def wants_a_look(self, in_flight_s: float | None, *, room: bool = False, stops_only: bool = False) -> bool:
+        """Whether to call all ranks together now. True once, until `decide` or `gave_up`.
+
+        `room`: another save may begin while the one in flight is on its way from the local tier.
+        """
         now = self._clock.monotonic()
         if stops_only and now < self._next_stop:
             return False
@@ -68,7 +73,8 @@ class Pilot:
             return False
         if now < self._next_stop and in_flight_s is not None and not self._hasten:
             self._say_slow(in_flight_s)
-            return False
+            if not room:
+                return False
         self._asked = True
         return True
 
@@ -80,7 +86,7 @@ class Pilot:
         first = policy.stopping(self._clock.now(), self._standing, self.timing, self._window_s)
         return None if first is None else policy.usable_until(first, self._window_s)
 
-    def decide(self, step: int, *, step_due: bool, in_flight_s: float | None) -> Decision:
+    def decide(self, step: int, *, step_due: bool, in_flight_s: float | None, room: bool = False) -> Decision:
         """The decision for this boundary, on behalf of all ranks."""
         saves = Saves(
             interval_s=self.estimator.interval_s(self._interval, self.uptime_s),
@@ -89,6 +95,7 @@ class Pilot:
             in_flight_s=in_flight_s,
             last_step=self._last_step,
             notified=self._notified,
+            room=room,
         )
         decision = policy.decide(step, self._clock.now(), saves, self._standing, self.timing, window_s=self._window_s)
         if in_flight_s is not None and (step_due or (decision.kind is Kind.CONTINUE and decision.reason)):
@@ -125,10 +132,11 @@ class Pilot:
         holds_s = max(self.estimator.holding_s(), 1.1 * in_flight_s)
         log.warning(
             "spot: the save of step %s is still being written after %.1f s when the next one is due (interval %s); the "
-            "next one waits for it. An interval of %.0f s or more would hold.",
+            "next one %s. An interval of %.0f s or more would hold.",
             self._last_step,
             in_flight_s,
             self._interval,
+            "stays at the local tier" if self.tiered else "waits for it",
             math.ceil(holds_s),
         )
 

@@ -24,16 +24,18 @@ from spot_core.policy import CONTINUE, EXIT_S, Decision, Kind
 from spot_core.pytorch import loader
 from spot_core.pytorch.agree import Agreed, Request
 from spot_core.pytorch.channel import Channel, ChannelError, ChannelTimeout
-from spot_core.pytorch.committer import Patience, report
+from spot_core.pytorch.committer import Patience
 from spot_core.pytorch.lead import Lead
-from spot_core.pytorch.live import Live, claim_info, close_at_exit
+from spot_core.pytorch.live import Live, claim_info, claim_life, close_at_exit
+from spot_core.pytorch.local_tier import bring
 from spot_core.pytorch.outcome import Outcome, Tally
 from spot_core.pytorch.ranks import Ranks
 from spot_core.pytorch.readiness import Readiness
 from spot_core.pytorch.resuming import Resumed, Search, announce
-from spot_core.pytorch.snapshot import begin_snapshot
+from spot_core.pytorch.snapshot import Opened, begin_snapshot
 from spot_core.run import Run, Writer
 from spot_core.signals.posix_signals import ignore_at_exit
+from spot_core.tiers import LocalTier
 
 if TYPE_CHECKING:
     import torch
@@ -100,6 +102,7 @@ class Session:
             on_save_error=settings.on_save_error, max_failed=settings.max_failed_saves, speaks=rank == 0
         )
         self._resumed: Committed | None = None
+        self._from_local, self._durable = False, False
         self._damaged: list[GenerationId] = []
         self._ready = Readiness(run, settings, self._ranks)
         self._live: Live | None = None
@@ -139,12 +142,12 @@ class Session:
         loaded.
         """
         self._ready.access()
-        store, ranks = self._run.store, self._ranks
+        ranks = self._ranks
         search = Search(
             self._run,
             ranks,
             lambda verified: loader.load(
-                store,
+                verified.store,
                 verified,
                 rank=ranks.rank,
                 world=ranks.world_size,
@@ -152,13 +155,16 @@ class Session:
                 allow_pickle=self._settings.allow_pickle,
             ),
             self._check,
+            self._settings.local,
         )
         found = search.newest()
         self._damaged = search.damaged
         if found is None:
             return None
-        committed, state = found
+        committed, state = found.committed, found.state
         self._resumed = committed
+        # Not the state itself: it is the caller's, and large.
+        self._from_local, self._durable = found.local is not None, found.durable
         return Resumed(state, committed.id.step, committed.id.life, committed.id.name, committed.manifest.meta)
 
     def start(self, *, fresh_ok: bool = True, state_bytes: int | None = None) -> None:
@@ -177,17 +183,16 @@ class Session:
             )
         self._ready.room(state_bytes)
         ranks = self._ranks
-        writers: list[Writer] = []
-
-        def claim() -> int:
-            writers.append(self._run.claim(info=claim_info(ranks.world_size, self._resumed)))
-            return writers[0].life
-
-        life = ranks.from_first(claim)
+        life, writers, local = claim_life(self._run, self._settings, ranks, self._resumed)
         channel = Channel.open(rank=ranks.rank, world_size=ranks.world_size, group=ranks.group, clock=self._run.clock)
-        ranks.together(lambda: self._come_alive(life, channel, writers))
+        ranks.together(lambda: self._come_alive(life, channel, writers, local))
         if ranks.rank == 0:
-            announce(self._run.uri, None if self._resumed is None else self._resumed.id, life)
+            where = None
+            if local is not None and self._from_local:
+                where = f"{'from' if self._durable else 'only in'} the local tier {local.store.uri}"
+            announce(self._run.uri, None if self._resumed is None else self._resumed.id, life, local=where)
+        if self._resumed is not None and self._from_local and not self._durable:
+            self._bring(ranks.from_first(lambda: self._leading().take_up()))
         if state_bytes is not None:
             self.reserve(state_bytes)
 
@@ -196,7 +201,17 @@ class Session:
         memory.fits(state_bytes)
         self._started().stager.reserve(state_bytes)
 
-    def _come_alive(self, life: int, channel: Channel, writers: list[Writer]) -> None:
+    def _bring(self, word: Mapping[str, Any] | None) -> bool:
+        """On every rank, by rank 0's word: what is only local goes to the store. False when there is nothing."""
+        if word is None:
+            return False
+        number, self._saves = self._saves, self._saves + 1
+        bring(self._started(), number, word)
+        if self._lead is not None:
+            self._lead.follow(number)
+        return True
+
+    def _come_alive(self, life: int, channel: Channel, writers: list[Writer], local: LocalTier | None) -> None:
         # Kept as soon as it exists: `close` has to find it when another rank fails here.
         self._live = Live.open(
             self._run,
@@ -207,6 +222,7 @@ class Session:
             sources=self._sources,
             patience=self._patience,
             notify=self.notify,
+            local=local,
         )
         for writer in writers:  # rank 0's one
             self._lead = Lead(
@@ -219,6 +235,9 @@ class Session:
                 resumed=self._resumed,
                 damaged=self._damaged,
                 patience=self._patience,
+                local=local,
+                local_copy=self._resumed if self._from_local else None,
+                durable_copy=self._resumed.id if self._resumed is not None and self._durable else None,
             )
         self._live.watcher.start()
 
@@ -274,6 +293,7 @@ class Session:
         except ChannelError as error:
             return self._out_of_step(str(error))
         self._take(word)
+        self._bring(word["again"])
         kind = Kind(word["kind"])
         if kind.stops:
             self._until = word["deadline"]
@@ -348,6 +368,7 @@ class Session:
             return self._leading().open_save(
                 step,
                 finished=finished,
+                wait=wait,
                 claim_info=claim_info(self._ranks.world_size, self._resumed),
                 left_s=None if self._until is None else self._left_s(),
             )
@@ -365,14 +386,12 @@ class Session:
         gen, number = GenerationId(*word["gen"]), self._saves
         self._saves += 1
         target = layout.part_target(gen, word["write_id"], self._ranks.rank)
-        begin_snapshot(live, target, shared, local, stable, droppable, allow_pickle=self._settings.allow_pickle)
-        assert live.part is not None
-        if self._lead is None:
-            report(live.channel, number, self._ranks.rank, live.part)
-        else:
+        opened = Opened(number, target, word["drain"], tuple(word["spare"]), tuple(word["extra"]))
+        share = begin_snapshot(live, opened, shared, local, stable, droppable, allow_pickle=self._settings.allow_pickle)
+        if self._lead is not None:
             meta = {**theirs, "reason": reason, "finished": finished}
             blocked_s = self._clock.monotonic() - called
-            self._lead.take_off(number, live.part, live.stager, began=began, blocked_s=blocked_s, meta=meta)
+            self._lead.take_off(number, share, live.stager, began=began, blocked_s=blocked_s, meta=meta)
         live.stager.go()
         if wait and self._until is None:
             self.drain()
@@ -401,11 +420,13 @@ class Session:
         a stopping notice leaves (the save goes on). After the latter only `stop` is of use.
         """
         live = self._started()
-        word = live.joint.tell(lambda: self._leading().drain(timeout_s))
-        live.joint.settle(self._patience.stop_s)
-        self._take(word)
-        self._raise_late(word)
-        return self._tally.newest
+        while True:
+            word = live.joint.tell(lambda: self._leading().drain(timeout_s))
+            live.joint.settle(self._patience.stop_s)
+            self._take(word)
+            self._raise_late(word)
+            if not self._bring(word["again"]):
+                return self._tally.newest
 
     def _raise_late(self, word: Mapping[str, Any]) -> None:
         if word.get("late"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,29 +11,44 @@ import torch
 from spot_core import memory
 from spot_core.errors import SpotError
 from spot_core.layout import PartTarget
+from spot_core.pytorch.committer import report
 from spot_core.pytorch.live import Live
 from spot_core.pytorch.outcome import as_commit_error
+from spot_core.pytorch.relay import Share
 from spot_core.pytorch.stage import storage_ids
 from spot_core.pytorch.state import Split, split
 from spot_core.writer import WriteJob
 
 
+@dataclass(frozen=True)
+class Opened:
+    """A save that rank 0 has opened, as every rank hears of it."""
+
+    number: int
+    target: PartTarget
+    """Where this rank's part goes."""
+    drains: bool = True
+    spare: tuple[str, ...] = ()
+    extra: tuple[str, ...] = ()
+
+
 def begin_snapshot(
     live: Live,
-    target: PartTarget,
+    opened: Opened,
     shared: Mapping[str, Any],
     local: Mapping[str, Any],
     stable: Iterable[torch.Tensor],
     droppable: Collection[str],
     *,
     allow_pickle: bool,
-) -> None:
-    """Collective: afterwards `live.part` is this rank's part, being written, or why it is not; copies of stable tensors
-    wait for `live.stager.go()`.
+) -> Share | SpotError:
+    """Collective: this rank's part, on its way, or why it is not; rank 0 hears of it. Copies of stable tensors wait for
+    `live.stager.go()`.
 
     Raises SaveError on every rank when the states do not fit together or one of them cannot be taken apart; on the
     rank whose state it is, ConfigError.
     """
+    live.relay.clear()
     if live.client.busy:  # with a save that rank 0 gave up while this rank was still writing
         live.client.abandon()
     state, own = _split(live, shared, local, droppable, allow_pickle)
@@ -43,10 +59,17 @@ def begin_snapshot(
     rank = live.channel.rank
     try:
         live.stager.stage(plan, storage_ids(stable))
-        live.part = live.client.submit(WriteJob(rank, target, plan.size, plan.index(state.tree, own.tree)))
+        index = plan.index(state.tree, own.tree)
+        job = WriteJob(rank, opened.target, plan.size, index, spare=opened.spare, extra=opened.extra)
+        share = live.relay.send(opened.number, job, drains=opened.drains)
     except (SpotError, OSError, RuntimeError, ValueError) as error:
         # Rank 0 hears of it like of any failed write, so that all ranks take it at the same call.
-        live.part = as_commit_error(error, f"{target.index_key} on rank {rank}")
+        failed = as_commit_error(error, f"{opened.target.index_key} on rank {rank}")
+        if rank != 0:
+            report(live.channel, f"save/{opened.number}", rank, failed)
+        return failed
+    live.shares = [*live.shares[-1:], share]
+    return share
 
 
 def _split(

@@ -8,6 +8,7 @@ trainer. Torch-free; the copy out of tensors is `spot_core.pytorch.stage`.
 from __future__ import annotations
 
 from spot_core.writer.client import Mode, WriterClient
+from spot_core.writer.drain import DrainJob
 from spot_core.writer.job import RawJson, WriteJob
 
-__all__ = ["Mode", "RawJson", "WriteJob", "WriterClient"]
+__all__ = ["DrainJob", "Mode", "RawJson", "WriteJob", "WriterClient"]

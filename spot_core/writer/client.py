@@ -21,7 +21,11 @@ from typing import Any, Literal, TypeAlias
 from spot_core.errors import ConfigError, SaveError
 from spot_core.manifest import Part
 from spot_core.store import Store, open_store
+from spot_core.tiers import LocalTier
+from spot_core.writer.drain import DrainJob
 from spot_core.writer.job import WriteJob
+from spot_core.writer.meter import Throttle
+from spot_core.writer.places import Places
 from spot_core.writer.process import ProcessBackend
 from spot_core.writer.slab import Slab
 from spot_core.writer.thread import ThreadBackend
@@ -40,24 +44,35 @@ _fork_hook_set = False
 class WriterClient:
     """Hands snapshots to a writer. Thread safe; at most one job is in flight. Make one with `start`."""
 
-    def __init__(self, store: Store, mode: Mode) -> None:
-        self._store = store
+    def __init__(self, places: Places, mode: Mode) -> None:
+        self._places = places
+        self._store = places.store
         self._mode = mode
         self._lock = threading.RLock()
         self._backend: ProcessBackend | ThreadBackend | None = None
         self._slab: Slab | None = None
-        self._number = 0
+        self._number = 0  # counts jobs and drains
+        self._job_number = 0  # of the last job
         self._armed = False
         self._job: WriteJob | None = None
         self._future: Future[Part] | None = None
+        self._drains: dict[int, tuple[DrainJob, Future[Part]]] = {}
         self._staging_failure: str | None = None
         self._closed = False
 
     @classmethod
     def start(
-        cls, store: Store | str, storage_options: Mapping[str, Any] | None = None, *, mode: Mode = "process"
+        cls,
+        store: Store | str,
+        storage_options: Mapping[str, Any] | None = None,
+        *,
+        mode: Mode = "process",
+        local: LocalTier | None = None,
+        bytes_s: float | None = None,
     ) -> WriterClient:
-        """Start a writer for `store` (or for its URI and options).
+        """Start a writer for `store` (or for its URI and options), and for the `local` tier in front of it.
+
+        `bytes_s` bounds the rate at which it writes to `store`.
 
         A store that no other process can open gets a thread whatever `mode` says. In thread mode a `Store` object is
         used as it is; a process opens its URI again.
@@ -67,7 +82,8 @@ class WriterClient:
         if mode not in ("process", "thread"):
             raise ConfigError(f"Unknown writer mode {mode!r}.", hint="Use 'process' or 'thread'.")
         opened = open_store(store, storage_options=storage_options) if isinstance(store, str) else store
-        client = cls(opened, mode if opened.capabilities.reopenable else "thread")
+        places = Places(opened, local, Throttle(bytes_s))
+        client = cls(places, mode if opened.capabilities.reopenable else "thread")
         with client._lock:
             client._running_backend()
         _clients.add(client)
@@ -136,6 +152,7 @@ class WriterClient:
             self._armed = False
             self._number += 1
             self._job = job
+            self._job_number = self._number
             number, future = self._number, Future[Part]()
             future.set_running_or_notify_cancel()  # not cancellable: the writer has it
             self._future = future
@@ -149,6 +166,32 @@ class WriterClient:
                     failure = f"the writer could not be reached: {error}"
         if failure is not None:
             self._end(number, SaveError(failure))
+        return future
+
+    def submit_again(self, job: WriteJob) -> Future[Part]:
+        """Write the snapshot that the last job was about to another place; nothing may have been armed since."""
+        with self._lock:
+            self._check_open()
+            if self._future is not None or self._staging_failure is not None:
+                raise SaveError(self._describe("The snapshot is not there any more"))
+            self._armed = True
+        return self.submit(job)
+
+    def drain(self, job: DrainJob) -> Future[Part]:
+        """Bring a part from the local tier to the store, beside whatever is written meanwhile."""
+        future = Future[Part]()
+        future.set_running_or_notify_cancel()
+        with self._lock:
+            self._check_open()
+            self._number += 1
+            number = self._number
+            self._drains[number] = (job, future)
+            try:
+                self._running_backend().drain(number, job)
+                return future
+            except OSError as error:
+                failure = SaveError(f"the writer could not be reached: {error}")
+        self._end(number, failure)
         return future
 
     def advance(self, nbytes: int) -> None:
@@ -168,7 +211,7 @@ class WriterClient:
     def abandon(self) -> None:
         """Give up the job in flight: its writer process is killed and its future fails. Never commits, never raises."""
         with self._lock:
-            number, backend = self._number, self._backend
+            number, backend = self._job_number, self._backend
             if self._mode == "thread" and self._future is not None:
                 self._slab = None  # the thread goes on reading it, so the next snapshot needs another
         if backend is not None:
@@ -183,11 +226,13 @@ class WriterClient:
             self._closed = True
             backend, self._backend = self._backend, None
             slab, self._slab = self._slab, None
-            number, busy = self._number, self._future is not None
+            number, busy = self._job_number, self._future is not None
+            drains = list(self._drains)
         _clients.discard(self)
         if backend is not None:
-            backend.close(0.0 if busy else timeout_s)
-        self._end(number, SaveError("the writer was closed"))
+            backend.close(0.0 if busy or drains else timeout_s)
+        for ended in (number, *drains):
+            self._end(ended, SaveError("the writer was closed"))
         # A thread that is still writing looks into the slab: then its memory goes with the thread.
         if slab is not None and not (busy and self._mode == "thread"):
             slab.close()
@@ -195,11 +240,11 @@ class WriterClient:
     def _running_backend(self) -> ProcessBackend | ThreadBackend:
         if self._backend is None or not self._backend.alive:
             if self._mode == "thread":
-                self._backend = ThreadBackend(self._store, self._end)
+                self._backend = ThreadBackend(self._places, self._end, self._progress)
             else:
                 if self._backend is not None:
                     logger.warning("The writer process is gone; starting another.")
-                self._backend = ProcessBackend(self._store.uri, self._store.storage_options, self._end)
+                self._backend = ProcessBackend(self._places, self._end, self._progress)
         return self._backend
 
     def _ensure_slab(self, nbytes: int) -> Slab:
@@ -217,16 +262,36 @@ class WriterClient:
         return self._slab
 
     def _end(self, number: int, outcome: Part | BaseException) -> None:
+        error: BaseException | None = None
         with self._lock:
-            if self._future is None or number != self._number:
+            if number in self._drains:
+                job, future = self._drains.pop(number)
+                if isinstance(outcome, BaseException):
+                    error = _drain_error(job, outcome)
+            elif self._future is None or number != self._job_number:
                 return
-            future, self._future = self._future, None
-            error = self._as_save_error(outcome) if isinstance(outcome, BaseException) else None
+            else:
+                future, self._future = self._future, None
+                error = self._as_save_error(outcome) if isinstance(outcome, BaseException) else None
         # Outside the lock: callbacks of the future run here.
         if isinstance(outcome, Part):
             future.set_result(outcome)
         else:
             future.set_exception(error)
+
+    def _progress(self, done: int, size: int, seconds: float) -> None:
+        if self._job is not None and self._job.rank != 0:
+            return  # one rank's word stands for all
+        rate = done / max(seconds, 1e-3)
+        logger.info(
+            "spot: %d of %d MB are on their way to %s after %.0f s (%.0f MB/s, about %.0f s left)",
+            done // 1_000_000,
+            size // 1_000_000,
+            self._store.uri,
+            seconds,
+            rate / 1e6,
+            (size - done) / max(rate, 1.0),
+        )
 
     def _as_save_error(self, error: BaseException) -> SaveError:
         save_error = SaveError(
@@ -249,6 +314,13 @@ class WriterClient:
         if self._backend is not None:
             self._backend.disown()
         self._closed = True
+
+
+def _drain_error(job: DrainJob, error: BaseException) -> SaveError:
+    told = SaveError(f"The part of rank {job.part.rank} could not be drained ({job.part.index.key}): {error}")
+    if not isinstance(error, SaveError):
+        told.__cause__ = error
+    return told
 
 
 def _set_fork_hook() -> None:

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from spot_core.digest import CHUNKS_KEY, chunks_entry
 from spot_core.manifest import FORMAT
-from spot_core.writer.digest import CHUNKS_KEY, chunks_entry
 
 
 class Target(Protocol):
@@ -40,6 +40,25 @@ class WriteJob:
     target: Target
     size: int
     index: Mapping[str, Any]
+    local: bool = False
+    """Write it to the local tier; to the durable store otherwise."""
+    spare: tuple[str, ...] = ()
+    """For the local tier: names of the generations that have to stay there (see `LocalTier.make_room`),"""
+    extra: tuple[str, ...] = ()
+    """and of those that may, while there is room."""
+
+
+def fields_of(job: WriteJob) -> dict[str, Any]:
+    """All of a job but its index, as JSON values."""
+    return {
+        "rank": job.rank,
+        "blob_key": job.target.blob_key,
+        "index_key": job.target.index_key,
+        "size": job.size,
+        "local": job.local,
+        "spare": list(job.spare),
+        "extra": list(job.extra),
+    }
 
 
 def encode_index(job: WriteJob) -> bytes:

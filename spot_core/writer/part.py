@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 
+from spot_core.digest import CHUNK_SIZE, bytes_digest, chunk_digest, tree_digest
 from spot_core.errors import SaveError
 from spot_core.manifest import ObjectRef, Part
 from spot_core.store import Store, put_once
-from spot_core.writer.digest import CHUNK_SIZE, bytes_digest, chunk_digest, tree_digest
 from spot_core.writer.job import finish_index
+from spot_core.writer.meter import Metered, Tell, Throttle
 from spot_core.writer.slab import Slab, round_up
 
 
@@ -72,16 +73,27 @@ class SlabSource:
 
 
 def write_staged_part(
-    store: Store, gate: Gate, *, rank: int, blob_key: str, index_key: str, size: int, index: bytes
+    store: Store,
+    gate: Gate,
+    *,
+    rank: int,
+    blob_key: str,
+    index_key: str,
+    size: int,
+    index: bytes,
+    throttle: Throttle | None = None,
+    tell: Tell | None = None,
 ) -> Part:
     """Store `size` bytes of the slab and the encoded `index`; both are durable on return. Commits nothing.
+
+    `throttle` bounds the rate, None for a tier that needs no bound; `tell` hears of the progress of a long write.
 
     Raises StoreError (or OSError) from the store, SaveError when staging failed.
     """
     blob, digests = None, []
     if size:
         source = SlabSource(gate, size)
-        store.put_blob(blob_key, source)
+        store.put_blob(blob_key, source if throttle is None else Metered(source, throttle, tell))
         digests = source.digests()
         blob = ObjectRef(key=blob_key, size=size, digest=tree_digest(digests))
     text = finish_index(index, digests)

@@ -13,13 +13,15 @@ import subprocess
 import sys
 import sysconfig
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from spot_core.errors import ConfigError, SaveError
 from spot_core.manifest import Part
-from spot_core.writer.job import WriteJob, encode_index
+from spot_core.writer.drain import DrainJob
+from spot_core.writer.job import WriteJob, encode_index, fields_of
+from spot_core.writer.meter import Tell
+from spot_core.writer.places import Places
 from spot_core.writer.serve import IGNORED_SIGNALS
 from spot_core.writer.slab import Slab
 from spot_core.writer.wire import Wire
@@ -32,10 +34,12 @@ _REAP_S = 5.0
 class ProcessBackend:
     """A running writer process. `on_end(job number, Part or error)` is called for each job, on the reader's thread."""
 
-    def __init__(
-        self, uri: str, storage_options: Mapping[str, Any], on_end: Callable[[int, Part | BaseException], None]
-    ) -> None:
-        """Start the process. Raises ConfigError when `storage_options` cannot travel to it, OSError from the start."""
+    def __init__(self, places: Places, on_end: Callable[[int, Part | BaseException], None], tell: Tell) -> None:
+        """Start the process. Raises ConfigError when `storage_options` cannot travel to it, OSError from the start.
+
+        `tell` hears of the progress of long uploads, on the reader's thread.
+        """
+        storage_options = places.store.storage_options
         try:
             json.dumps(dict(storage_options))
         except (TypeError, ValueError):
@@ -45,8 +49,9 @@ class ProcessBackend:
                 hint="Give plain values, or set writer='thread'.",
             ) from None
         self._on_end = on_end
+        self._tell = tell
         self._slab: Slab | None = None
-        self._job: int | None = None
+        self._given: set[int] = set()  # jobs and drains that have not ended
         self._dead = threading.Event()
         ours, theirs = socket.socketpair()
         with theirs:
@@ -58,7 +63,7 @@ class ProcessBackend:
         # A thread that waits, not one per job: the trainer would wait for its start.
         threading.Thread(target=self._send_jobs, name="spot-writer-jobs", daemon=True).start()
         # Over the socket, not by command line or environment: others may read those.
-        self._wire.send("open", uri=uri, storage_options=dict(storage_options))
+        self._wire.send("open", **places.to_json())
 
     @property
     def pid(self) -> int:
@@ -75,8 +80,12 @@ class ProcessBackend:
             self._slab = slab
 
     def submit(self, number: int, job: WriteJob) -> None:
-        self._job = number
+        self._given.add(number)
         self._outbox.put(lambda: self._send(number, job))
+
+    def drain(self, number: int, job: DrainJob) -> None:
+        self._given.add(number)
+        self._outbox.put(lambda: self._send_drain(number, job))
 
     def ring(self) -> None:
         """Tell the writer that the watermark moved. A writer that is gone shows in its job's end, not here."""
@@ -115,41 +124,43 @@ class ProcessBackend:
 
     def _send(self, number: int, job: WriteJob) -> None:
         try:
-            self._wire.send(
-                "write",
-                payload=encode_index(job),
-                job=number,
-                rank=job.rank,
-                blob_key=job.target.blob_key,
-                index_key=job.target.index_key,
-                size=job.size,
-            )
+            self._wire.send("write", payload=encode_index(job), job=number, **fields_of(job))
         except OSError as error:
-            # A broken pipe says that the writer is gone, the reader says how; it may have looked before the job came.
-            self._reader.join(_REAP_S)
-            if self._job == number:
-                self._fail(number, error)
+            self._broken(number, error)
         except (TypeError, ValueError) as error:
-            self._fail(number, error)
+            self._end(number, error)
 
-    def _fail(self, number: int, error: Exception) -> None:
-        self._job = None
-        self._on_end(number, error)
+    def _send_drain(self, number: int, job: DrainJob) -> None:
+        try:
+            self._wire.send("drain", job=number, **job.to_json())
+        except OSError as error:
+            self._broken(number, error)
+
+    def _broken(self, number: int, error: OSError) -> None:
+        """A broken pipe says that the writer is gone, the reader says how; it may have looked before the job came."""
+        self._reader.join(_REAP_S)
+        if number in self._given:
+            self._end(number, error)
+
+    def _end(self, number: int, outcome: Part | BaseException) -> None:
+        self._given.discard(number)
+        self._on_end(number, outcome)
 
     def _read(self) -> None:
         while (frame := self._wire.receive()) is not None:
-            self._job = None
             if frame.op == "done":
-                self._on_end(frame.fields["job"], Part.from_json(frame.fields["part"]))
+                self._end(frame.fields["job"], Part.from_json(frame.fields["part"]))
+            elif frame.op == "progress":
+                self._tell(frame.fields["done"], frame.fields["size"], frame.fields["seconds"])
             else:
-                self._on_end(frame.fields["job"], SaveError(f"{frame.fields['error']}: {frame.fields['message']}"))
+                self._end(frame.fields["job"], SaveError(f"{frame.fields['error']}: {frame.fields['message']}"))
         self._dead.set()
         self._outbox.put(None)
-        job, self._job = self._job, None
+        given, self._given = sorted(self._given), set()
         how = self._reap()
         self._wire.close()
-        if job is not None:
-            self._on_end(job, SaveError(f"the writer process {how} in the middle of it"))
+        for number in given:
+            self._on_end(number, SaveError(f"the writer process {how} in the middle of it"))
 
     def _reap(self) -> str:
         try:

@@ -21,8 +21,12 @@ from pathlib import Path
 from typing import NoReturn
 
 from spot_core.errors import SaveError
-from spot_core.store import Store, open_store
-from spot_core.writer.part import Gate, write_staged_part
+from spot_core.store import LocalStore, open_store
+from spot_core.tiers import LocalTier
+from spot_core.writer.drain import DrainJob
+from spot_core.writer.meter import Throttle
+from spot_core.writer.part import Gate
+from spot_core.writer.places import Places
 from spot_core.writer.slab import Slab
 from spot_core.writer.wire import Frame, Wire
 
@@ -44,8 +48,11 @@ class _Server:
     def __init__(self, wire: Wire) -> None:
         self._wire = wire
         self._jobs = ThreadPoolExecutor(max_workers=1, thread_name_prefix="spot-write")
-        self._where: tuple[str, dict[str, object]] | None = None
-        self._store: Store | None = None
+        # Beside them: the next snapshot is written to the local tier while the one before is still drained.
+        self._drains = ThreadPoolExecutor(max_workers=1, thread_name_prefix="spot-drain")
+        self._where: Frame | None = None
+        self._places: Places | None = None
+        self._opening = threading.Lock()
         self._slab: Slab | None = None
         self._gate: Gate | None = None
 
@@ -56,13 +63,15 @@ class _Server:
                 self._gate.ring()
         elif frame.op == "write":
             self._start(frame)
+        elif frame.op == "drain":
+            self._drains.submit(self._drain, frame)
         elif frame.op == "abort":
             if self._gate is not None:
                 self._gate.abort(frame.fields["why"])
         elif frame.op == "slab":
             self._attach(frame)
         elif frame.op == "open":
-            self._where = (frame.fields["uri"], frame.fields["storage_options"])
+            self._where = frame
             self._jobs.submit(self._warm_up)
         return frame.op != "close"
 
@@ -76,17 +85,22 @@ class _Server:
 
     def _warm_up(self) -> None:
         try:
-            self._open_store()
+            self._open_places()
         except Exception as error:  # noqa: BLE001 - the job that needs the store meets it again and reports it
             logger.debug("opening the store ahead of the first job failed: %s", error)
 
-    def _open_store(self) -> Store:
-        if self._store is None:
-            if self._where is None:
-                raise SaveError("the writer was given a job before a store")
-            uri, options = self._where
-            self._store = open_store(uri, storage_options=options or None)
-        return self._store
+    def _open_places(self) -> Places:
+        with self._opening:
+            if self._places is None:
+                if self._where is None:
+                    raise SaveError("the writer was given a job before a store")
+                fields = self._where.fields
+                store = open_store(fields["uri"], storage_options=fields["storage_options"] or None)
+                local = None
+                if fields["local"] is not None:
+                    local = LocalTier(LocalStore(fields["local"]["root"]), fields["local"]["run_id"])
+                self._places = Places(store, local, Throttle(fields["bytes_s"]))
+            return self._places
 
     def _start(self, frame: Frame) -> None:
         if self._slab is None:
@@ -97,19 +111,26 @@ class _Server:
     def _write(self, frame: Frame, gate: Gate) -> None:
         job = frame.fields
         try:
-            part = write_staged_part(
-                self._open_store(),
-                gate,
-                rank=job["rank"],
-                blob_key=job["blob_key"],
-                index_key=job["index_key"],
-                size=job["size"],
-                index=frame.payload,
-            )
+            part = self._open_places().write(gate, job, frame.payload, self._tell)
         except BaseException as error:  # noqa: BLE001 - everything is reported to the trainer, whose policy decides
-            self._wire.send("failed", job=job["job"], error=type(error).__name__, message=str(error))
+            self._failed(job["job"], error)
         else:
             self._wire.send("done", job=job["job"], part=part.to_json())
+
+    def _drain(self, frame: Frame) -> None:
+        number = frame.fields["job"]
+        try:
+            part = self._open_places().drain(DrainJob.from_json(frame.fields), self._tell)
+        except BaseException as error:  # noqa: BLE001 - as above
+            self._failed(number, error)
+        else:
+            self._wire.send("done", job=number, part=part.to_json())
+
+    def _failed(self, number: int, error: BaseException) -> None:
+        self._wire.send("failed", job=number, error=type(error).__name__, message=str(error))
+
+    def _tell(self, done: int, size: int, seconds: float) -> None:
+        self._wire.send("progress", done=done, size=size, seconds=seconds)
 
 
 def main(argv: list[str]) -> NoReturn:

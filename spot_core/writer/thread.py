@@ -8,9 +8,11 @@ import threading
 from collections.abc import Callable
 
 from spot_core.manifest import Part
-from spot_core.store import Store
-from spot_core.writer.job import WriteJob, encode_index
-from spot_core.writer.part import Gate, write_staged_part
+from spot_core.writer.drain import DrainJob
+from spot_core.writer.job import WriteJob, encode_index, fields_of
+from spot_core.writer.meter import Tell
+from spot_core.writer.part import Gate
+from spot_core.writer.places import Places
 from spot_core.writer.slab import Slab
 
 
@@ -19,8 +21,9 @@ class ThreadBackend:
 
     alive = True
 
-    def __init__(self, store: Store, on_end: Callable[[int, Part | BaseException], None]) -> None:
-        self._store = store
+    def __init__(self, places: Places, on_end: Callable[[int, Part | BaseException], None], tell: Tell) -> None:
+        self._places = places
+        self._tell = tell
         self._on_end = on_end
         self._slab: Slab | None = None
         self._gate: Gate | None = None
@@ -50,6 +53,9 @@ class ThreadBackend:
             self._hire()
             write()
 
+    def drain(self, number: int, job: DrainJob) -> None:
+        threading.Thread(target=self._drain, args=(number, job), name="spot-drain", daemon=True).start()
+
     def ring(self) -> None:
         if self._gate is not None:
             self._gate.ring()
@@ -71,16 +77,16 @@ class ThreadBackend:
 
     def _write(self, gate: Gate, number: int, job: WriteJob) -> None:
         try:
-            part = write_staged_part(
-                self._store,
-                gate,
-                rank=job.rank,
-                blob_key=job.target.blob_key,
-                index_key=job.target.index_key,
-                size=job.size,
-                index=encode_index(job),
-            )
+            part = self._places.write(gate, fields_of(job), encode_index(job), self._tell)
         except BaseException as error:  # noqa: BLE001 - everything is reported to the trainer, whose policy decides
+            self._on_end(number, error)
+        else:
+            self._on_end(number, part)
+
+    def _drain(self, number: int, job: DrainJob) -> None:
+        try:
+            part = self._places.drain(job, self._tell)
+        except BaseException as error:  # noqa: BLE001 - as above
             self._on_end(number, error)
         else:
             self._on_end(number, part)

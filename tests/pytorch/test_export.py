@@ -17,11 +17,11 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
+from spot_core.digest import CHUNK_SIZE
 from spot_core.errors import ConfigError, CorruptShardError, NoGenerationError
 from spot_core.pytorch import export as export_module
 from spot_core.pytorch.export import export
 from spot_core.run import Run
-from spot_core.writer.digest import CHUNK_SIZE
 
 from .same import same
 from .saving import save_one

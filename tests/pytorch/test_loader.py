@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from spot_core.digest import CHUNK_SIZE
 from spot_core.errors import (
     ConfigError,
     CorruptShardError,
@@ -25,7 +26,6 @@ from spot_core.pytorch.plan import RankPlan
 from spot_core.run import Run
 from spot_core.verify import Depth
 from spot_core.writer import RawJson
-from spot_core.writer.digest import CHUNK_SIZE
 
 from .same import same
 from .saving import Saver, save_one

@@ -176,18 +176,19 @@ def run(rank: int, world: int, group: dist.ProcessGroup, scenario: dict[str, Any
             raise ResumeMismatchError("another model (test)")
 
     store: Store = inner
+    local = None if "local" not in scenario else f"{scenario['local']}/m{rank}"
     if "fail" in scenario or "hold" in scenario:
         # The slow one within: writes are counted before one is held.
         store = FailingStore(SlowStore(inner, holds) if "hold" in scenario else inner, fails)
     training = Training(rank, world)
     session = Session(
         Run.open(store),
-        Settings(**{"sources": "none", "preflight": False, **scenario.get("settings", {})}),
+        Settings(**{"sources": "none", "preflight": False, "local": local, **scenario.get("settings", {})}),
         rank=rank,
         world_size=world,
         group=group,
         check=check,
-        patience=Patience(report_s=3, joint_s=30, stop_s=5, close_s=3, silent_s=3),
+        patience=Patience(report_s=3, joint_s=30, stop_s=5, close_s=scenario.get("close_s", 3), silent_s=3),
     )
     with session:
         resumed = session.resume()

@@ -22,10 +22,10 @@ from spot_core import (
     TornGenerationError,
     Writer,
 )
+from spot_core.digest import CHUNK_SIZE
 from spot_core.parts import ALIGNMENT
 from spot_core.store import LocalStore, MemoryStore, Store
 from spot_core.testing import FailingStore, FakeClock
-from spot_core.writer.digest import CHUNK_SIZE
 from tests.architecture._sources import all_modules
 
 BIG = bytes(range(256)) * (2 * CHUNK_SIZE // 256 + 1)

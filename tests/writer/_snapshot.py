@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 
+from spot_core.digest import chunk_digest
 from spot_core.layout import GenerationId, PartTarget, part_target
 from spot_core.manifest import Part
 from spot_core.parts import PartIndex
 from spot_core.pytorch.stage import Stager
 from spot_core.store import Store
 from spot_core.writer import WriteJob, WriterClient
-from spot_core.writer.digest import chunk_digest
 
 
 @dataclass(frozen=True)
