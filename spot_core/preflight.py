@@ -41,6 +41,7 @@ __all__ = [
     "Level",
     "Rate",
     "Report",
+    "examine_folder",
     "examine_memory",
     "examine_pace",
     "examine_space",
@@ -282,6 +283,21 @@ def examine_space(name: str, folder: str | os.PathLike[str], one_bytes: int, kep
     if free < one_bytes * (kept + 1):
         return Check(name, Level.WARN, f"{told}: room for {free // one_bytes}, and {kept} are kept beside a new one")
     return Check(name, Level.OK, told)
+
+
+def examine_folder(name: str, folder: str | os.PathLike[str], one_bytes: int, kept: int) -> Check:
+    """Whether this process may write to `folder`, a local tier, and then as `examine_space`."""
+    store = LocalStore(Path(folder).expanduser())
+    key, data = layout.probe_key(secrets.token_hex(8), "a"), secrets.token_bytes(16)
+    try:
+        store.put(key, data)
+        found = store.get(key)
+        store.delete(key)
+    except StoreError as error:
+        return _failed(name, error, grant(store.uri, "write"))
+    if found != data:
+        return _failed(name, StoreError(f"{key} at {store.uri} does not read back as it was written."))
+    return examine_space(name, store.root, one_bytes, kept)
 
 
 def examine_memory(needed: int, available: int, total: int) -> Check:

@@ -12,6 +12,7 @@ from spot_core.preflight import (
     Check,
     Rate,
     Report,
+    examine_folder,
     examine_memory,
     examine_pace,
     examine_space,
@@ -49,7 +50,9 @@ class Readiness:
         if not self._settings.preflight:
             return
         self.access()
-        local = [] if state_bytes is None else self._look_around(state_bytes)
+        local = self._look_at_local_tier(state_bytes)
+        if state_bytes is not None:
+            local += self._look_around(state_bytes)
         report = Report(self._run.uri, (*self._checks, *local))
         if self._ranks.rank == 0 or report.failed:
             # A warning, since these are shown where nobody has set up logging.
@@ -59,6 +62,12 @@ class Readiness:
     def _ask_store(self) -> Report:
         checks, self._rate = examine_store(self._run)
         return Report(self._run.uri, tuple(checks))
+
+    def _look_at_local_tier(self, state_bytes: int | None) -> list[Check]:
+        if self._settings.local is None or os.environ.get("LOCAL_RANK", "0") != "0":
+            return []
+        machine_bytes = (state_bytes or 0) * memory.local_world_size()
+        return [examine_folder("local tier", self._settings.local, machine_bytes, 1)]
 
     def _look_around(self, state_bytes: int) -> list[Check]:
         here = memory.local_world_size()

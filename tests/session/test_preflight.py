@@ -70,6 +70,25 @@ def test_a_snapshot_that_can_never_fit_is_refused_before_the_claim(
     assert store.list("lives/") == []
 
 
+def test_a_local_tier_that_cannot_be_written_to_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "nvme").write_text("")
+    store = LocalStore(tmp_path / "run")
+    with session_of(store, local=str(tmp_path / "nvme")) as session:
+        session.resume()
+        with pytest.raises(StoreError, match=r"local tier: Cannot replace"):
+            session.start()
+    assert store.list("lives/") == []
+
+
+def test_a_local_tier_leaves_no_probe(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with session_of(LocalStore(tmp_path / "run"), local=str(tmp_path / "nvme")) as session:
+        session.resume()
+        session.start(state_bytes=1000)
+    assert "local tier  ok" in caplog.text
+    (folder,) = (tmp_path / "nvme").iterdir()
+    assert len(folder.name) == 16, "the run's id"
+
+
 def test_a_disk_without_room_for_one_save_is_refused(tmp_path: Path) -> None:
     with session_of(LocalStore(tmp_path / "run")) as session:
         session.resume()
