@@ -58,7 +58,7 @@ def test_machines_hold_together_what_none_of_them_holds_alone() -> None:
     assert candidates([job.tiers[0].holdings()], job.writer.run_id) == []
 
 
-@pytest.mark.parametrize("lost", ["marker", "blob", "index", "tombstone"])
+@pytest.mark.parametrize("lost", ["marker", "blob", "index", "tombstone", "a byte"])
 def test_a_generation_that_lacks_anything_is_none(lost: str) -> None:
     job = Job()
     job.save(1)
@@ -69,6 +69,8 @@ def test_a_generation_that_lacks_anything_is_none(lost: str) -> None:
         job.tiers[0].store.delete(layout.marker_key(newest.id))
     elif lost == "tombstone":
         job.tiers[1].store.put(layout.tombstone_key(newest.id), b"{}")
+    elif lost == "a byte":
+        job.tiers[1].store.put(part.blob.key, bytes(part.blob.size - 1))
     else:
         job.tiers[1].store.delete(part.blob.key if lost == "blob" else part.index.key)
     assert job.found() == [GenerationId(1, 1)]
