@@ -248,6 +248,12 @@ class Lead:
     def _late(self, why: str) -> dict[str, Any]:
         return {"late": why, "until": self.pilot.stop_until()}
 
+    def last_call(self, left_s: float) -> dict[str, Any]:
+        """With a local tier, the word before a stop: what is only local goes on to the store while there is time."""
+        self.land(left_s)
+        self.settle()
+        return {"again": self.take_up()}
+
     def last_words(self, step: int, reason: str, *, left_s: float, exit_code: int) -> dict[str, Any]:
         """The word of a stop: land the save in flight within `left_s`, put the stop record."""
         if not self.land(left_s):

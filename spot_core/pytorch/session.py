@@ -455,6 +455,10 @@ class Session:
             log.error("spot: rank %d leaves at step %d without a joint save: %s", self._ranks.rank, step, reason)
             return code
         try:
+            if live.local is not None:
+                limit_s = self._left_s() + self._patience.stop_s
+                call = live.joint.tell(lambda: self._leading().last_call(self._left_s()), timeout_s=limit_s)
+                self._bring(call["again"])
             word = live.joint.tell(
                 lambda: self._leading().last_words(step, reason, left_s=self._left_s(), exit_code=code),
                 timeout_s=self._left_s() + self._patience.stop_s,
