@@ -100,7 +100,6 @@ def spot_store() -> Any:
 def upload_spot(data: memoryview) -> Callable[[], None]:
     """With the digests, as a save has them."""
     from spot_core.digest import chunk_digest
-
     from spot_core.store import BytesSource
 
     class Digested(BytesSource):
