@@ -23,7 +23,7 @@ from spot_core.layout import GenerationId
 from spot_core.run import Run
 from spot_core.verify import Depth
 
-pytestmark = [pytest.mark.slow, pytest.mark.dist]
+pytestmark = [pytest.mark.slow, pytest.mark.dist, pytest.mark.timeout(1200)]
 
 ROOT = Path(__file__).parents[2]
 STEPS = 300
@@ -110,7 +110,7 @@ def test_killed_at_random_instants_with_the_local_tier_there_gone_or_torn(tmp_pa
     job = Job(tmp_path / "job", world)
     only_local = without = 0
     before: Any = None
-    for number in range(10):
+    for number in range(8):
         if job.live(dice.uniform(0.1, 1.6)):
             break
         durable = job.newest()
