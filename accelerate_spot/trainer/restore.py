@@ -101,7 +101,8 @@ class Restored:
         if not self.same_world:
             others = [self._local_of(rank) for rank in range(self.world_size)]
             losses = _compat.mean_losses([other["losses"] for other in others])
-            flos = sum(other["flos"] for other in others) if trainer.args.process_index == 0 else 0
+            # A float on each rank: they are gathered, and an int would be a tensor of another size.
+            flos = float(sum(other["flos"] for other in others)) if trainer.args.process_index == 0 else 0.0
         _compat.set_losses(trainer, losses)
         trainer.current_flos = flos
 

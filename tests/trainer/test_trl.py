@@ -21,7 +21,7 @@ from ._harness import Events, KillAfterSave, Killed, assert_equal, model
 pytestmark = pytest.mark.slow
 
 
-def start(at: Path, *, every: str = "1000 steps", kill: int | None = None) -> Any:
+def start(at: Path, *, every: str = "1000 steps", kill: int | None = None, seed: int = 7) -> Any:
     trl = pytest.importorskip("trl")
     fits._returned.clear()
     words = Tokenizer(models.WordLevel({f"w{number}": number for number in range(64)}, unk_token="w1"))
@@ -47,7 +47,7 @@ def start(at: Path, *, every: str = "1000 steps", kill: int | None = None) -> An
     torch.manual_seed(1)
     callbacks = [events, spot] if kill is None else [KillAfterSave(kill, spot), events, spot]
     trainer = trl.SFTTrainer(model(), args, train_dataset=data, processing_class=tokenizer, callbacks=callbacks)
-    random.seed(kill), np.random.seed(kill), torch.manual_seed(kill or 0)
+    random.seed(seed), np.random.seed(seed), torch.manual_seed(seed)
     try:
         trainer.train()
     except Killed:
@@ -58,7 +58,7 @@ def start(at: Path, *, every: str = "1000 steps", kill: int | None = None) -> An
 def test_sft_continues(tmp_path: Path) -> None:
     control, wanted = start(tmp_path / "control")
     _, first = start(tmp_path / "job", every="13 steps", kill=13)
-    done, second = start(tmp_path / "job")
+    done, second = start(tmp_path / "job", seed=99)
     assert_equal([*first, *second], wanted, "events")
     assert_equal(dict(done.model.state_dict()), dict(control.model.state_dict()), "weights")
     assert_equal(done.optimizer.state_dict(), control.optimizer.state_dict(), "optimizer")
