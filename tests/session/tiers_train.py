@@ -51,7 +51,13 @@ def main() -> None:
                 json.dumps({"life": session.life, "from": None if resumed is None else resumed.generation}) + "\n"
             )
         (folder / f"begun{rank}").touch()
-        train(session, training, steps, lambda _step: time.sleep(0.02))
+
+        def after(_step: int) -> None:
+            with (folder / f"steps{rank}").open("a") as steps_taken:
+                steps_taken.write(".")
+            time.sleep(0.02)
+
+        train(session, training, steps, after)
         save(session, training, finished=True, wait=True)
     torch.save(training.tensors(), folder / f"final{rank}.pt")
     os._exit(0)
