@@ -59,6 +59,7 @@ class SpotCheckpointIO:
             writer=writer,
             on_save_error="raise",
             allow_pickle=allow_pickle,
+            preflight=False,  # each checkpoint is a run of its own, made in the middle of the training
         )
         self._storage_options = storage_options
         self._saving: tuple[str, Session] | None = None

@@ -32,8 +32,12 @@ MESSAGES = frozenset({signal.SIGUSR1, signal.SIGUSR2})
 LEAVE_S = 5.0
 
 
-class LauncherSignal(Exception):
-    """Raised in the main thread when a signal comes while there is no worker to pass it on to."""
+class LauncherSignal(BaseException):
+    """Raised in the main thread when a signal comes while there is no worker to pass it on to.
+
+    No `Exception`: it is raised wherever the main thread is, often in an import that tries what is installed and takes
+    any exception for "it is not".
+    """
 
     def __init__(self, signum: int) -> None:
         super().__init__(f"{signal.Signals(signum).name} while no worker was running")
@@ -81,6 +85,11 @@ class Supervisor:
         """
         self._kill_after_s = kill_after_s
         self._agent_stops_workers = agent_stops_workers
+
+    def check(self) -> None:
+        """Before workers are started: raises the LauncherSignal of a stopping signal that came and was swallowed."""
+        if self.stop_signal is not None:
+            raise LauncherSignal(self.stop_signal)
 
     def finish(self) -> None:
         """The agent has ended: from here on signals are noted in the log and change nothing any more."""

@@ -100,6 +100,7 @@ def supervise(args: argparse.Namespace, supervisor: Supervisor) -> int:
         script = args.training_script
         _tie_workers(args, settings, note, supervisor)
         witness.before()
+        supervisor.check()
         failures, report = _run_agent(args, script)
         supervisor.finish()
         evidence, stop = (None, None) if failures == [] else witness.after()

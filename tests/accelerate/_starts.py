@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import transformers  # noqa: F401 - here once, not in every child: accelerate looks for it
+from accelerate.state import AcceleratorState, GradientState
 
 from accelerate_spot import _compat, attaching, job  # noqa: F401 - the same
 from accelerate_spot.launch import runner
@@ -83,6 +84,9 @@ def _child(arguments: list[str], variables: dict[str, str], log: Path) -> None:
     sys.stdout = sys.stderr = os.fdopen(descriptor, "w", buffering=1)
     faulthandler.enable(sys.stderr)
     os.environ.update(variables)
+    # Other tests of this process may have made accelerators, whose state is the process's.
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
     torch.set_num_threads(1)
     atexit._clear()
     sys.path.insert(0, "")  # the runner replaces the first entry
