@@ -99,7 +99,9 @@ def test_workers_outlive_signals_to_the_group_and_the_data_is_whole(trainer, met
 
 
 def test_without_protection_the_same_signal_ends_the_training(trainer):
-    """What the trainer dies of is a race: torch's handler of SIGCHLD, or a queue whose other end is gone."""
+    """What the trainer dies of is a race: torch's handler of SIGCHLD, or a queue whose other end is gone. The former may
+    even strike while the traceback of the latter is printed, so that its frames are lost: only its end is certain.
+    """
     one = trainer("fork", protected=False)
     one.workers()
     one.signal_group()
@@ -107,7 +109,6 @@ def test_without_protection_the_same_signal_ends_the_training(trainer):
     said, complaint = one.process.communicate(timeout=60)
     assert one.process.returncode == 1
     assert "Traceback" in complaint
-    assert os.path.join("torch", "utils", "data") in complaint
     assert "seen" not in said
     assert "end" not in said
 
