@@ -14,9 +14,8 @@ rank's own state carries the prefix ``rank00003.``. The shared tree is rank 0's.
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,8 +54,12 @@ def local_prefix(rank: int) -> str:
     return f"rank{rank:05d}."
 
 
-def chunks_json(chunks: Iterable[tuple[str, Chunk]]) -> RawJson:
-    """The index's ``"tensors"`` entry."""
+def chunks_json(chunks: Sequence[tuple[str, Chunk]]) -> RawJson:
+    """The index's ``"tensors"`` entry, not encoded yet: the first save would block for it."""
+    return RawJson(lambda: _entries(chunks))
+
+
+def _entries(chunks: Iterable[tuple[str, Chunk]]) -> dict[str, list[dict[str, Any]]]:
     tensors: dict[str, list[dict[str, Any]]] = {}
     for fqn, chunk in chunks:
         tensors.setdefault(fqn, []).append(
@@ -68,7 +71,7 @@ def chunks_json(chunks: Iterable[tuple[str, Chunk]]) -> RawJson:
                 "chunk": [chunk.offsets, chunk.lengths],
             }
         )
-    return RawJson(json.dumps(tensors, separators=(",", ":")).encode())
+    return tensors
 
 
 def index_document(

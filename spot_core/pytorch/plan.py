@@ -219,7 +219,7 @@ class Planner:
             chunk = Chunk(self.rank, at, tensor.nbytes, torch_name(tensor.dtype), shape, (0,) * len(shape), shape)
             slots.append(_Slot(local_prefix(self.rank) + fqn, fqn, False, MetadataIndex(fqn), chunk))
             at = _aligned(at + tensor.nbytes)
-        return _Layout(tuple(slots), shared_slots, at, chunks_json((slot.fqn, slot.chunk) for slot in slots))
+        return _Layout(tuple(slots), shared_slots, at, chunks_json([(slot.fqn, slot.chunk) for slot in slots]))
 
     def _bind(
         self,
@@ -321,9 +321,16 @@ def _is_hollow(item: WriteItem) -> bool:
     return data is not None and 0 in data.chunk.sizes and 0 not in data.size
 
 
+def _is_whole(item: WriteItem) -> bool:
+    data = item.tensor_data
+    return data is not None and data.chunk.sizes == data.size
+
+
 def _global_plan(plans: list[SavePlan], pinned: Set[str]) -> list[SavePlan]:
     """One writer for every box of every tensor. Raises ValueError when boxes overlap or leave a gap."""
     plans = _assign(plans, pinned)
+    if all(_is_whole(item) for plan in plans for item in plan.items):
+        return plans  # nothing is sharded, and everything has one writer: no boxes to check against each other
     final, _ = DefaultSavePlanner(flatten_state_dict=False).create_global_plan(plans)
     return final
 

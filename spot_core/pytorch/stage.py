@@ -30,8 +30,9 @@ from spot_core.writer.slab import Slab
 SMALL_BYTES = 4096
 """Tensors up to this size are copied at once: cheaper than to find out whether they are stable."""
 
-_GROUP_BYTES = 64 << 20
-"""The writer hears of the snapshot's progress in steps of about this size."""
+_FIRST_GROUP_BYTES, _GROUP_BYTES = 8 << 20, 64 << 20
+"""The writer hears of the snapshot's progress in steps of about the latter size; the first ones are smaller, each twice
+the one before, so that it begins at once."""
 
 
 class Item(Protocol):
@@ -246,7 +247,7 @@ class Stager:
                 if nbytes <= SMALL_BYTES or not _can_wait(tensor) or _storage_id(tensor) not in stable:
                     now.add(target, tensor)
                     continue
-                if not later or later[-1].nbytes >= _GROUP_BYTES:
+                if not later or later[-1].nbytes >= min(_FIRST_GROUP_BYTES << (len(later) - 1), _GROUP_BYTES):
                     later.append(_Group())
                 later[-1].add(target, tensor)
                 later[-1].end = item.offset + nbytes

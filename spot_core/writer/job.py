@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 from spot_core.digest import CHUNKS_KEY, chunks_entry
@@ -21,11 +22,16 @@ class Target(Protocol):
     def index_key(self) -> str: ...
 
 
-@dataclass(frozen=True)
 class RawJson:
-    """A value of an index that is JSON text already: what does not change between saves is encoded once."""
+    """A value of an index that does not change between saves: encoded once, by the first thread that asks."""
 
-    text: bytes
+    def __init__(self, make: Callable[[], Any]) -> None:
+        """`make()` is the value."""
+        self._make = make
+
+    @cached_property
+    def text(self) -> bytes:
+        return _dumps(self._make())
 
 
 @dataclass(frozen=True)

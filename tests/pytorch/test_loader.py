@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from pathlib import Path
 from typing import Any
@@ -204,7 +205,8 @@ def test_a_tensor_with_a_gap_is_refused(run: Run, monkeypatch: pytest.MonkeyPatc
 
     def with_a_gap(plan: RankPlan, *trees: Any) -> dict[str, Any]:
         index = original(plan, *trees)
-        return {**index, "tensors": RawJson(index["tensors"].text.replace(b'"shape":[3]', b'"shape":[4]'))}
+        garbled = json.loads(index["tensors"].text.replace(b'"shape":[3]', b'"shape":[4]'))
+        return {**index, "tensors": RawJson(lambda: garbled)}
 
     monkeypatch.setattr(RankPlan, "index", with_a_gap)
     with pytest.raises(FormatError, match="do not cover 'a'"):

@@ -99,8 +99,8 @@ def test_workers_outlive_signals_to_the_group_and_the_data_is_whole(trainer, met
 
 
 def test_without_protection_the_same_signal_ends_the_training(trainer):
-    """What the trainer dies of is a race: torch's handler of SIGCHLD, or a queue whose other end is gone. The former may
-    even strike while the traceback of the latter is printed, so that its frames are lost: only its end is certain.
+    """What the trainer dies of is a race: torch's handler of SIGCHLD, or a queue whose other end is gone. The former
+    may even strike while the traceback of the latter is printed, so that its frames are lost: only its end is certain.
     """
     one = trainer("fork", protected=False)
     one.workers()
