@@ -34,6 +34,7 @@ _NO_ACCESS = {
 }
 _NO_PLACE = {"NoSuchBucket", "ContainerNotFound"}
 _PASSING = {"InternalError", "RequestTimeout", "ServerBusy", "ServiceUnavailable", "SlowDown", "ThrottlingException"}
+_PASSING |= {"BadDigest", "IncompleteBody", "Md5Mismatch", "XAmzContentSHA256Mismatch"}  # damaged on the way there
 _REGION = "Set the bucket's region (client_kwargs={'region_name': ...})."
 _HINTS = {301: _REGION, 307: _REGION, 400: "Credentials that expired, or another region, are told so too."}
 _NETWORK = re.compile(

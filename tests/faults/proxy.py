@@ -133,7 +133,8 @@ class Proxy:
 
     async def _client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         back: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
-        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+        # Cancelled: the proxy goes while a client still holds its connection.
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
                 if back is None:
