@@ -1,8 +1,8 @@
-"""An object store that costs next to nothing: `python -m tests.bench.sink PORT`.
+"""An object store that costs next to nothing: `python -m tests.bench.sink PORT [discard]`.
 
 It speaks as much of the S3 protocol as the clients under test use, checks no signature and no digest, and keeps parts
-as they came, in memory. So what limits is the client. ``GET /?stats`` tells the bytes that went either way since it
-was last asked.
+as they came, in memory; or, to ``discard``, reads them and keeps their sizes. So what limits is the client.
+``GET /?stats`` tells the bytes that went either way since it was last asked.
 """
 
 from __future__ import annotations
@@ -13,15 +13,28 @@ import socket
 import sys
 import threading
 from collections.abc import Iterator
+from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 _NS = "<?xml version='1.0' encoding='UTF-8'?>"
+_BIG = 1 << 16
+
+
+class Gone:
+    """In place of bytes that were thrown away."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+
+    def __len__(self) -> int:
+        return self._size
 
 
 class Sink:
-    def __init__(self, port: int) -> None:
-        self._objects: dict[str, bytearray] = {}
-        self._uploads: dict[str, dict[int, bytearray]] = {}
+    def __init__(self, port: int, *, discards: bool) -> None:
+        self._objects: dict[str, bytearray | Gone] = {}
+        self._uploads: dict[str, dict[int, bytearray | Gone]] = {}
+        self._discards = discards
         self._lock = threading.Lock()
         self._sent = self._received = 0
         self._listener = socket.create_server(("127.0.0.1", port), backlog=64)
@@ -42,9 +55,16 @@ class Sink:
                         return
                     if headers.get("expect", "").lower() == "100-continue":
                         connection.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
-                    body = bytearray(int(headers.get("content-length", 0)))
-                    stream.readinto(body)
-                    status, extra, reply = self._answer(first[0], first[1], headers, _plain(body, headers))
+                    length = int(headers.get("content-length", 0))
+                    body: bytearray | Gone
+                    if self._discards and length >= _BIG:
+                        _throw_away(connection, stream, length)
+                        body = Gone(int(headers.get("x-amz-decoded-content-length", length)))
+                    else:
+                        coded = bytearray(length)
+                        stream.readinto(coded)
+                        body = _plain(coded, headers)
+                    status, extra, reply = self._answer(first[0], first[1], headers, body)
                     head = f"HTTP/1.1 {status}\r\n{extra}Content-Length: {len(reply)}\r\n\r\n".encode()
                     connection.sendall(head)
                     if first[0] != "HEAD":
@@ -55,8 +75,8 @@ class Sink:
                     return
 
     def _answer(
-        self, method: str, target: str, headers: dict[str, str], body: bytearray
-    ) -> tuple[str, str, bytes | memoryview]:
+        self, method: str, target: str, headers: dict[str, str], body: bytearray | Gone
+    ) -> tuple[str, str, bytes | memoryview | Gone]:
         parts = urlsplit(target)
         query = {name: values[0] for name, values in parse_qs(parts.query, keep_blank_values=True).items()}
         key = unquote(parts.path)
@@ -72,7 +92,7 @@ class Sink:
             return "200 OK", "", _xml("InitiateMultipartUploadResult", f"<UploadId>{name}</UploadId>")
         if method == "POST" and "uploadId" in query:
             numbered = self._uploads[query["uploadId"]]
-            self._objects[key] = bytearray().join(numbered[number] for number in sorted(numbered))
+            self._objects[key] = _joined([numbered[number] for number in sorted(numbered)])
             numbered.clear()
             return "200 OK", "", _xml("CompleteMultipartUploadResult", '<ETag>"0"</ETag>')
         if method == "PUT" and "partNumber" in query:
@@ -94,7 +114,10 @@ class Sink:
             return "204 No Content", "", b""
         if key not in self._objects:
             return "404 Not Found", "", _xml("Error", "<Code>NoSuchKey</Code>")
-        data = memoryview(self._objects[key])
+        whole = self._objects[key]
+        if isinstance(whole, Gone):
+            return "200 OK", tag, whole  # enough for a HEAD
+        data = memoryview(whole)
         found = re.fullmatch(r"bytes=(\d+)-(\d*)", headers.get("range", ""))
         if found is None:
             return "200 OK", tag, data
@@ -114,6 +137,23 @@ class Sink:
         )
         text += "".join(f"<CommonPrefixes><Prefix>{folder}</Prefix></CommonPrefixes>" for folder in sorted(below))
         return _xml("ListBucketResult", f"<KeyCount>{len(here)}</KeyCount><IsTruncated>false</IsTruncated>{text}")
+
+
+def _joined(parts: list[bytearray | Gone]) -> bytearray | Gone:
+    if any(isinstance(part, Gone) for part in parts):
+        return Gone(sum(map(len, parts)))
+    return bytearray().join(part for part in parts if not isinstance(part, Gone))
+
+
+def _throw_away(connection: socket.socket, stream: Any, length: int) -> None:
+    """Take `length` bytes off the connection, of which `stream` may hold some."""
+    length -= len(stream.read(min(length, len(stream.peek()))))
+    scratch = bytearray(min(length, 1 << 20))
+    while length:
+        count = connection.recv_into(scratch, min(length, len(scratch)))
+        if not count:
+            raise ConnectionError("the client is gone")
+        length -= count
 
 
 def _xml(name: str, inner: str) -> bytes:
@@ -142,4 +182,4 @@ def _plain(body: bytearray, headers: dict[str, str]) -> bytearray:
 
 
 if __name__ == "__main__":
-    Sink(int(sys.argv[1])).serve()
+    Sink(int(sys.argv[1]), discards="discard" in sys.argv[2:]).serve()

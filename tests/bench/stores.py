@@ -1,17 +1,20 @@
 """Uploading to and restoring from an object store: `python -m tests.bench.stores`.
 
-Each contestant runs in a process of its own against the sink, whose processor time does not count; the client's does:
-on few cores a real server is slower than any client, so seconds of the client's processor per GB are the figure, and
-MB/s only what came out here. ``--server seaweedfs`` takes a real server.
+Each contestant runs in a process of its own, several times, against the sink, which throws uploads away. Its processor
+time does not count, the client's does: on few cores a real server is slower than any client, so seconds of the client's
+processor per GB are the figure, and MB/s only what came out here: the median, the lowest and the highest.
+``--server seaweedfs`` takes a real server.
 """
 
 from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import json
 import os
 import resource
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -59,7 +62,7 @@ def s3fs_system(**more: Any) -> Any:
     return s3fs.S3FileSystem(**options(), **more)
 
 
-def raw_obstore() -> Any:
+def raw_obstore(**more: Any) -> Any:
     """The client underneath, with the best settings known for it."""
     from obstore.store import S3Store
 
@@ -71,6 +74,7 @@ def raw_obstore() -> Any:
             "endpoint": os.environ[ENDPOINT],
             "region": "us-east-1",
             "unsigned_payload": True,
+            **more,
         },
         client_options={"allow_http": True},
     )
@@ -97,8 +101,8 @@ def spot_store() -> Any:
 # -- uploads: each returns what is timed ------------------------------------------------------------------------------
 
 
-def upload_spot(data: memoryview) -> Callable[[], None]:
-    """With the digests, as a save has them."""
+def upload_spot(data: memoryview, *, digested: bool = True) -> Callable[[], None]:
+    """With the digests, as a save has them; or without, to tell what they cost."""
     from spot_core.digest import chunk_digest
     from spot_core.store import BytesSource
 
@@ -110,15 +114,16 @@ def upload_spot(data: memoryview) -> Callable[[], None]:
 
     store = spot_store()
     store.list("")
-    return lambda: store.put_blob("blob", Digested(data))
+    kind = Digested if digested else BytesSource
+    return lambda: store.put_blob("blob", kind(data))
 
 
-def upload_obstore(data: memoryview) -> Callable[[], None]:
+def upload_obstore(data: memoryview, n: int = 6, **more: Any) -> Callable[[], None]:
     import obstore
 
-    client = raw_obstore()
+    client = raw_obstore(**more)
     list(obstore.list(client, "x"))
-    return lambda: obstore.put(client, "bench/obstore", data, chunk_size=16 << 20, max_concurrency=6) and None
+    return lambda: obstore.put(client, "bench/obstore", data, chunk_size=16 << 20, max_concurrency=n) and None
 
 
 def upload_boto(data: memoryview) -> Callable[[], None]:
@@ -143,9 +148,9 @@ def upload_dcp(data: memoryview) -> Callable[[], None]:
     from torch.distributed.checkpoint._fsspec_filesystem import FsspecWriter
 
     state = tensors(len(data))
+    places = (f"s3://{BUCKET}/bench/dcp{number}" for number in itertools.count())
     return lambda: (
-        dcp.save(state, storage_writer=FsspecWriter(f"s3://{BUCKET}/bench/dcp", sync_files=False, **options()))
-        and None
+        dcp.save(state, storage_writer=FsspecWriter(next(places), sync_files=False, **options())) and None
     )
 
 
@@ -215,6 +220,10 @@ def restore_s3fs_get(nbytes: int, parts: int) -> Callable[[], None]:
 UPLOADS: dict[str, Callable[[memoryview], Callable[[], None]]] = {
     "spot": upload_spot,
     "obstore put (raw)": upload_obstore,
+    "obstore put, 12 parts at once (raw)": lambda data: upload_obstore(data, 12),
+    "obstore put, crc64nvme (raw)": lambda data: upload_obstore(data, checksum_algorithm="crc64nvme"),
+    "obstore put, sha256 (raw)": lambda data: upload_obstore(data, checksum_algorithm="sha256"),
+    "spot, no digests": lambda data: upload_spot(data, digested=False),
     "boto3 upload (raw)": upload_boto,
     "s3fs pipe_file": upload_s3fs_pipe,
     "s3fs put_file": upload_s3fs_put,
@@ -229,16 +238,21 @@ RESTORES: dict[str, Callable[[int, int], Callable[[], None]]] = {
 
 
 WHOLE = "s3fs get_file"  # cannot fetch a part
+TIMES = 3
 
 
-def measure(do: Callable[[], None], nbytes: int) -> dict[str, float]:
+def measure(do: Callable[[], None], nbytes: int, times: int = 1) -> dict[str, Any]:
+    """Each of so many times, and what was downloaded in all of them."""
     stats()
-    before, began = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
-    do()
-    seconds, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_SELF)
-    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    moved = stats()
-    return {"MB/s": nbytes / 1e6 / seconds, "cpu_s_per_GB": cpu / nbytes * 1e9, "downloaded": moved.get("sent", 0)}
+    rates, costs = [], []
+    for _ in range(times):
+        before, began = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
+        do()
+        seconds, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_SELF)
+        cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        rates.append(nbytes / 1e6 / seconds)
+        costs.append(cpu / nbytes * 1e9)
+    return {"MB/s": rates, "cpu_s_per_GB": costs, "downloaded": stats().get("sent", 0) / times}
 
 
 def stats() -> dict[str, int]:
@@ -250,13 +264,14 @@ def stats() -> dict[str, int]:
 
 
 @contextlib.contextmanager
-def endpoint(server: str) -> Iterator[str]:
+def endpoint(server: str, kind: str) -> Iterator[str]:
     if server != "sink":
         with serve(server, Path(tempfile.mkdtemp()) / server) as running:
             yield running.options["client_kwargs"]["endpoint_url"]
         return
     port = free_port()
-    process = subprocess.Popen([sys.executable, "-m", "tests.bench.sink", str(port)], cwd=ROOT)
+    keeps = [] if kind == "restore" else ["discard"]
+    process = subprocess.Popen([sys.executable, "-m", "tests.bench.sink", str(port), *keeps], cwd=ROOT)
     try:
         url = f"http://127.0.0.1:{port}"
         for _ in range(100):
@@ -272,9 +287,9 @@ def endpoint(server: str) -> Iterator[str]:
 
 def worker(kind: str, name: str, nbytes: int, parts: int) -> None:
     if kind == "upload":
-        found = measure(UPLOADS[name](memory(nbytes)), nbytes)
+        found = measure(UPLOADS[name](memory(nbytes)), nbytes, TIMES)
     else:
-        found = measure(RESTORES[name](nbytes, parts), nbytes // parts)
+        found = measure(RESTORES[name](nbytes, parts), nbytes // parts, TIMES)
     print("result", json.dumps(found))
 
 
@@ -295,7 +310,7 @@ def main(
         for kind, name, parts in jobs:
             if only not in name or (parts > 1 and name == WHOLE):
                 continue
-            with endpoint(server) as url:
+            with endpoint(server, kind) as url:
                 call = f"from tests.bench.stores import worker; worker({kind!r}, {name!r}, {mb * 1_000_000}, {parts})"
                 done = subprocess.run(
                     [sys.executable, "-c", call],
@@ -318,10 +333,14 @@ def main(
         what = row["kind"] + (f", 1/{row['parts']} of the tensors" if row["parts"] > 1 else "")
         ratio = row["downloaded"] / (mb * 1e6 / row["parts"])
         told = f"{ratio:.2f}" if row["kind"] == "restore" and row["downloaded"] else ""
-        table.add_row(what, row["name"], f"{row['cpu_s_per_GB']:.2f}", f"{row['MB/s']:.0f}", told)
+        table.add_row(what, row["name"], _spread(row["cpu_s_per_GB"], ".2f"), _spread(row["MB/s"], ".0f"), told)
     console.print(table)
     if json_out is not None:
         json_out.write_text(json.dumps(rows, indent=2))
+
+
+def _spread(values: list[float], form: str) -> str:
+    return f"{statistics.median(values):{form}} ({min(values):{form}} to {max(values):{form}})"
 
 
 if __name__ == "__main__":
