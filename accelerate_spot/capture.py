@@ -6,7 +6,7 @@ Written once: models, optimizers, and registered objects, which accelerate takes
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -17,7 +17,8 @@ from spot_core.errors import ResumeMismatchError
 from spot_core.pytorch import fits, modules, nested, rng
 
 _SMALL = 64 << 20
-"""Bytes: registered objects up to here are copied at the end of each pass; averaged weights of a big model are not."""
+"""Bytes: registered objects and buffers up to here are copied at the end of a pass; averaged weights of a big model
+are not."""
 
 
 def capture(accelerator: Any, stepped: set[int]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -122,13 +123,23 @@ def fingerprint(accelerator: Any) -> str:
     return "+".join(fits.fingerprint(model) for model in _compat.models(accelerator))
 
 
-def settled(shared: Mapping[str, Any]) -> dict[str, Any]:
-    """`shared` for later use: weights by reference, what a script may change in an evaluation as a copy, if small."""
+def settled(accelerator: Any, shared: Mapping[str, Any]) -> dict[str, Any]:
+    """`shared` for later use: weights by reference, what an evaluation may change as a copy, if small.
+
+    That is registered objects, and buffers: DDP gives every rank the first one's before each forward pass.
+    """
     registered = [
-        nested.frozen(state) if sum(tensor.nbytes for tensor in nested.tensors(state)) <= _SMALL else state
-        for state in shared["registered"]
+        nested.frozen(state) if _small(nested.tensors(state)) else state for state in shared["registered"]
     ]
-    return {**shared, "registered": registered}
+    models = []
+    for model, state in zip(_compat.models(accelerator), shared["models"], strict=True):
+        buffers = {name: state[name] for name, _ in model.named_buffers() if name in state}
+        models.append({**state, **nested.frozen(buffers)} if _small(buffers.values()) else state)
+    return {**shared, "registered": registered, "models": models}
+
+
+def _small(tensors: Iterable[Tensor]) -> bool:
+    return sum(tensor.nbytes for tensor in tensors) <= _SMALL
 
 
 def weigh(shared: Mapping[str, Any]) -> Tensor:

@@ -224,7 +224,7 @@ class Job:
             capture.restore_late(self.accelerator, local, seed=self._loaders.seed, updates=self._updates)
             if kept.over:  # the evaluation of that pass is yet to come
                 shared, _ = self._capture()
-                self._held = _Held(capture.settled(shared), local, capture.weigh(shared))
+                self._held = self._hold(shared, local)
         if not self._loops.finished:
             self._start()
 
@@ -249,7 +249,9 @@ class Job:
     # -- at every step -------------------------------------------------------------------------------------------------
 
     def _boundary(self, kept: Kept) -> None:
-        if self._stepped and self.accelerator.sync_gradients:
+        if not self.accelerator.sync_gradients:
+            return  # in the middle of an accumulation: gradients are saved by nobody
+        if self._stepped:
             self._after_update(kept)
         elif self._held is not None:
             decision = self._waiting or self._session_now.boundary(self._updates)
@@ -260,25 +262,40 @@ class Job:
         self._start()
         self._updates += 1
         self._held = None
-        decision = self._waiting or self._session_now.boundary(self._updates)
+        # A stop that had to wait was decided for another step: whether this one can be saved is another question.
+        decision = self._session_now.boundary(self._updates, again=self._waiting is not None)
+        self._waiting = None
         state = None
         if decision.kind is not Kind.CONTINUE:
             state = self._capture()
             self._act(decision, *state)
         if kept.ended:
             shared, local = state or self._capture()
-            self._held = _Held(capture.settled(shared), nested.frozen(local), capture.weigh(shared))
+            self._held = self._hold(shared, nested.frozen(local))
         self._stepped.clear()
+
+    def _hold(self, shared: dict[str, Any], local: dict[str, Any]) -> _Held:
+        settled = capture.settled(self.accelerator, shared)
+        return _Held(settled, local, capture.weigh(settled))
 
     def _stop_while_held(self, held: _Held, decision: Decision) -> None:
         """Told to stop during an evaluation: the state is that of the last update, if it is still in place."""
-        if not torch.equal(capture.weigh(held.shared), held.weight):
+        needed = decision.kind is Kind.STOP_SAVE and self._updates > self._saved_at
+        if needed and not self._on_all_ranks(torch.equal(capture.weigh(held.shared), held.weight)):
             if self._waiting is None:
                 log.warning("spot: weights or registered objects were changed since the last update (averaged weights "
                             "for an evaluation?): stopping when they are back, or at the next update")
             self._waiting = decision
             return
         self._act(decision, held.shared, held.local)
+
+    def _on_all_ranks(self, mine: bool) -> bool:
+        """Collective, at a boundary that all ranks come by."""
+        if self._group is None:
+            return mine
+        everybody = torch.tensor(mine, dtype=torch.int32)
+        dist.all_reduce(everybody, dist.ReduceOp.MIN, group=self._group)
+        return bool(everybody)
 
     def _act(self, decision: Decision, shared: dict[str, Any], local: dict[str, Any]) -> None:
         if decision.kind in (Kind.SAVE, Kind.STOP_SAVE) and self._updates > self._saved_at:

@@ -243,7 +243,7 @@ class Session:
 
     # -- at every step --------------------------------------------------------------------------------------------
 
-    def boundary(self, step: int, sub: int | None = None) -> Decision:
+    def boundary(self, step: int, sub: int | None = None, *, again: bool = False) -> Decision:
         """Once per optimizer step on every rank, after the step (`step` = optimizer steps done, never going back).
 
         Returns the same decision on every rank: CONTINUE, SAVE (call `save`, go on), STOP_SAVE (call `save`, then
@@ -251,7 +251,8 @@ class Session:
 
         Calls with the same step again are places inside it where the run may stop too, such as the batches of a
         validation; every rank has to come by the same ones. `sub` numbers them, from 0 for the step itself; None
-        counts the calls.
+        counts the calls. With `again`, given on every rank, the decision is taken anew for this step: the last one was
+        to stop, at a place where the caller could not save.
 
         Raises, on every rank at the same boundary, what a failed save has to raise (see `save`).
         """
@@ -264,7 +265,7 @@ class Session:
         self._sub = sub
         agreed = live.agreement.boundary(step, sub)
         step_due = self._counts_steps and sub == 0 and self._interval.passes(before, step)
-        if agreed is None and not step_due:
+        if agreed is None and not step_due and not again:
             if self._lead is not None and self._lead.wants_a_look(inside=sub > 0):
                 live.agreement.request(Request("look"))
             return CONTINUE

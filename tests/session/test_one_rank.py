@@ -541,3 +541,6 @@ def test_a_boundary_between_batches_of_a_validation_stops_but_does_not_save(uri:
         kind = next((kind for _ in range(5000) if (kind := batch()) is not Kind.CONTINUE), Kind.CONTINUE)
         assert kind is Kind.STOP_SAVE
         assert training.step == 0
+        # The caller could not save there, and has come to the next step: what is decided there is about that one.
+        assert session.boundary(2).kind is Kind.CONTINUE
+        assert session.boundary(3, again=True).kind is Kind.STOP_SAVE
