@@ -363,3 +363,51 @@ def signal_owner(trainer: Any) -> tuple[Any, str]:
 def signal_poll_owner(trainer: Any) -> tuple[Any, str]:
     """A broadcast at each batch start that asks whether rank 0 got SIGTERM (not in every supported version)."""
     return trainer.fit_loop.epoch_loop, "_broadcast_sigterm_tensor"
+
+
+# -- Fabric -----------------------------------------------------------------------------------------------------------
+
+
+def fabric_has_engine(fabric: Any) -> bool:
+    """Whether the strategy of this Fabric keeps the training's state in an engine of its own."""
+    return _is_named(fabric.strategy, "DeepSpeedStrategy", "XLAFSDPStrategy", "XLAStrategy")
+
+
+def fabric_shards(fabric: Any) -> bool:
+    """Whether the strategy of this Fabric keeps the model in shards."""
+    return _is_named(fabric.strategy, "FSDPStrategy", "ModelParallelStrategy")
+
+
+def _is_named(value: Any, *names: str) -> bool:
+    """By name: a class of either package, or one that the user derived from it."""
+    return any(kind.__name__ in names for kind in type(value).__mro__)
+
+
+def inside_fabric_module(value: Any, *, sharded: bool) -> Any:
+    """The user's module in Fabric's wrapper; of a sharded one what the strategy made of it."""
+    if not hasattr(value, "_forward_module"):
+        return value
+    return value._forward_module if sharded else value.module
+
+
+def inside_fabric_optimizer(value: Any) -> Any:
+    """The optimizer in Fabric's wrapper; anything else as it is."""
+    return value.optimizer if type(value).__name__.startswith("Fabric") and hasattr(value, "optimizer") else value
+
+
+def inside_fabric_loader(loader: Any) -> Any:
+    """The loader that Fabric's wrapper iterates."""
+    return loader._dataloader
+
+
+def put_inside_fabric_loader(loader: Any, inner: Any) -> None:
+    loader._dataloader = inner
+
+
+def fabric_passes(loader: Any) -> int:
+    """How often the wrapper was iterated: it tells the sampler that number as its epoch."""
+    return int(loader._num_iter_calls)
+
+
+def set_fabric_passes(loader: Any, passes: int) -> None:
+    loader._num_iter_calls = passes

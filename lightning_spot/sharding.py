@@ -1,9 +1,4 @@
-"""Models that the strategy shards (FSDP, FSDP2, tensor parallel): their state, each rank's shards of it.
-
-Read and put back through `torch.distributed.checkpoint.state_dict`, which names parameters and optimizer state alike
-for all of these and knows each shard's place in the whole, so that a generation fits any other number of ranks and
-any other mesh. The tensors are the live ones: nothing is gathered, and nothing is copied before it is staged.
-"""
+"""A model that the Trainer's strategy shards: its state through `spot_core.pytorch.sharded` instead of Lightning's."""
 
 from __future__ import annotations
 
@@ -11,15 +6,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_model_state_dict,
-    get_optimizer_state_dict,
-    set_model_state_dict,
-    set_optimizer_state_dict,
-)
-
 from spot_core.patches import Patches
+from spot_core.pytorch import sharded
 
 __all__ = ["Sharded"]
 
@@ -31,12 +19,11 @@ class Sharded:
         self._trainer = trainer
 
     def model_state(self) -> dict[str, Any]:
-        return dict(get_model_state_dict(self._trainer.strategy.model, options=_options()))
+        return sharded.model_state(self._trainer.strategy.model)
 
     def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
         # The trainer's wrapper, if it is one, hands out the optimizer itself.
-        inner = getattr(optimizer, "optimizer", optimizer)
-        return dict(get_optimizer_state_dict(self._trainer.strategy.model, inner, options=_options()))
+        return sharded.optimizer_state(self._trainer.strategy.model, getattr(optimizer, "optimizer", optimizer))
 
     def template(self) -> dict[str, Any]:
         """What a generation is loaded into. It makes optimizer state where there is none, so only for a resume."""
@@ -47,9 +34,9 @@ class Sharded:
         """Make a loaded state the model's and the optimizers'. Parameters were filled in place already."""
         model = self._trainer.strategy.model
         strict = bool(self._trainer.lightning_module.strict_loading)
-        set_model_state_dict(model, shared["state_dict"], options=_options(strict=strict))
+        sharded.put_model_state(model, shared["state_dict"], strict=strict)
         for optimizer, state in zip(self._trainer.optimizers, shared["optimizer_states"], strict=True):
-            set_optimizer_state_dict(model, optimizer, state, options=_options())
+            sharded.put_optimizer_state(model, optimizer, state)
 
     @contextmanager
     def dumping(self) -> Iterator[None]:
@@ -61,7 +48,3 @@ class Sharded:
             yield
         finally:
             patches.undo()
-
-
-def _options(*, strict: bool = True) -> StateDictOptions:
-    return StateDictOptions(full_state_dict=False, cpu_offload=False, strict=strict)

@@ -94,10 +94,10 @@ class ReplayView(ResumableView):
             user.generator = torch.Generator()
             user.generator.manual_seed(mix(self._seed, self._pass, self._rank, 1))
             try:
-                return _iterator(user)
+                return iter(user)
             finally:
                 user.generator = None
-        return _iterator(user)
+        return iter(user)
 
     def _advance(self) -> dict[str, Any]:
         self._opening = {**self._opening, "batches": self._opening["batches"] + 1}
@@ -119,10 +119,11 @@ class DirectView(ResumableView):
     def __iter__(self) -> Iterator[Any]:
         if isinstance(self._loader, DataLoader):
             protect(self._loader)
-        return _iterator(self._loader)
+        taken_up, self._pending = self._pending is not None, None
+        return _opened_again(self._loader) if taken_up else iter(self._loader)
 
     def state_dict(self) -> dict[str, Any]:
-        return _place_of(self, self._loader.state_dict())
+        return dict(self._pending or _place_of(self, self._loader.state_dict()))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         state = _as_place(self, state)
@@ -130,6 +131,7 @@ class DirectView(ResumableView):
         self._check_world(state)
         if not state.get("ended") and state["kind"] == type(self).__name__:
             self._loader.load_state_dict(state["loader"])
+            self._pending = state
 
 
 class StatefulView(ResumableView):
@@ -143,11 +145,13 @@ class StatefulView(ResumableView):
 
     def _open(self) -> Iterator[Any]:
         state = self._take_pending()
-        if state is not None and state.get("loader") is not None and not state.get("ended"):
-            self._loader.load_state_dict(state["loader"])
+        taken_up = state is not None and state.get("loader") is not None and not state.get("ended")
         if isinstance(self._loader, DataLoader):
             protect(self._loader)
-        items = _iterator(self._loader)
+        if taken_up:
+            assert state is not None
+            self._loader.load_state_dict(state["loader"])
+        items = _opened_again(self._loader) if taken_up else iter(self._loader)
         self._places.clear()
         self._note(self._place())
         return items
@@ -168,5 +172,7 @@ def _place_of(view: ResumableView, state: Any) -> dict[str, Any]:
     return {"kind": type(view).__name__, "world": view._world_size, "pass": 0, "loader": state}
 
 
-def _iterator(loader: Any) -> Iterator[Any]:
-    return iter(loader)
+def _opened_again(loader: Any) -> Iterator[Any]:
+    """The rest of a pass. What a loader draws at its opening was drawn when the pass began: not a second time."""
+    with isolated():
+        return iter(loader)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import lightning.pytorch as pl
 import pytest
 import torch
+from lightning.fabric import Fabric
+from lightning.fabric.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
+from torch import nn
+from torch.utils.data import DataLoader
 
 from lightning_spot import _compat, _compat_metrics
 from lightning_spot.capture import tuners
@@ -130,3 +135,32 @@ def test_the_stop_is_an_orderly_end_with_a_code(probed: tuple[Probe, Any]) -> No
     stop = _compat.stop_exception(probed[1], 143)
     assert isinstance(stop, SIGTERMException)
     assert stop.code == 143
+
+
+def test_fabrics_wrappers_are_known() -> None:
+    """What `SpotFabric` looks into, and that it counts and sets the passes that the wrapper tells its sampler."""
+    fabric = Fabric(accelerator="cpu", devices=1)
+    module, loader = nn.Linear(1, 1), DataLoader(range(4))
+    wrapped, optimizer = fabric.setup(module, torch.optim.SGD(module.parameters(), lr=0.1))
+    assert _compat.inside_fabric_module(wrapped, sharded=False) is module
+    assert _compat.inside_fabric_module(wrapped, sharded=True) is wrapped._forward_module
+    assert type(_compat.inside_fabric_optimizer(optimizer)) is torch.optim.SGD
+    data = fabric.setup_dataloaders(loader)
+    assert _compat.inside_fabric_loader(data) is loader
+    list(data)
+    assert _compat.fabric_passes(data) == 1
+    _compat.set_fabric_passes(data, 5)
+    _compat.put_inside_fabric_loader(data, [7])
+    assert list(data) == [7]
+    assert _compat.fabric_passes(data) == 6
+    assert not _compat.fabric_shards(fabric)
+    assert not _compat.fabric_has_engine(fabric)
+
+
+def test_strategies_are_known_by_their_base() -> None:
+    class Mine(FSDPStrategy):
+        pass
+
+    assert _compat.fabric_shards(SimpleNamespace(strategy=Mine()))
+    assert _compat.fabric_shards(SimpleNamespace(strategy=ModelParallelStrategy(lambda model, mesh: model)))
+    assert _compat.fabric_has_engine(SimpleNamespace(strategy=object.__new__(DeepSpeedStrategy)))
