@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -19,7 +19,7 @@ from accelerate_spot.loaders import Kept, Loaders
 from accelerate_spot.loops import Counters, Loops, as_items
 from accelerate_spot.resizing import GlobalBatch
 from accelerate_spot.section import Section
-from spot_core.errors import ConfigError, ResumeMismatchError
+from spot_core.errors import ConfigError, DeadlineError, ResumeMismatchError
 from spot_core.policy import Decision, Kind
 from spot_core.pytorch import fits, nested
 from spot_core.pytorch.session import Resumed, Session
@@ -99,7 +99,11 @@ class Job:
             self._updates += 1
             self._stepped.clear()
         shared, local = self._capture()
-        self._save(shared, local, reason="the training has finished", finished=True, wait=True)
+        try:
+            self._save(shared, local, reason="the training has finished", finished=True, wait=True)
+        except DeadlineError as late:
+            # The machine goes first. To leave as if it were finished would end the job without its last generation.
+            self._leave(str(late))
 
     def _nothing_left(self) -> None:
         """An epoch loop was done in an earlier life; in a run that had finished, this is the end."""
@@ -220,7 +224,7 @@ class Job:
                 return
             self._check_loop(local)
             self._resumed = None
-            self._loaders.load(local["loaders"], moved=self._moved)
+            self._loaders.load(local["loaders"], resized=self._moved)
             capture.restore_late(self.accelerator, local, seed=self._loaders.seed, updates=self._updates)
             if kept.over:  # the evaluation of that pass is yet to come
                 shared, _ = self._capture()
@@ -301,10 +305,13 @@ class Job:
         if decision.kind in (Kind.SAVE, Kind.STOP_SAVE) and self._updates > self._saved_at:
             self._save(shared, local, reason=decision.reason, wait=decision.kind is Kind.STOP_SAVE)
         if decision.kind.stops:
-            session = self._session_now
-            code = session.stop(self._updates, decision.reason)
-            session.close()
-            raise SystemExit(code)
+            self._leave(decision.reason)
+
+    def _leave(self, reason: str) -> NoReturn:
+        session = self._session_now
+        code = session.stop(self._updates, reason)
+        session.close()
+        raise SystemExit(code)
 
     def _capture(self) -> tuple[dict[str, Any], dict[str, Any]]:
         shared, local = capture.capture(self.accelerator, self._stepped)

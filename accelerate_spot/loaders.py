@@ -1,8 +1,4 @@
-"""The prepared loaders: each keeps its object and reads through a view that can say where it is.
-
-accelerate's loaders hold a DataLoader in `base_dataloader`, read it one step ahead and pass the batches on. The view
-takes that DataLoader's place, so padding, placement on devices and dispatching stay accelerate's own.
-"""
+"""The prepared loaders of a script: where each of them stands, and what of a pass earlier lives have been through."""
 
 from __future__ import annotations
 
@@ -13,34 +9,23 @@ from typing import Any
 from torch.utils.data import DataLoader, IterableDataset
 
 from accelerate_spot import _compat
-from accelerate_spot.resizing import SkipOnce, moved_place
+from accelerate_spot.reading import Reading, moved
+from accelerate_spot.resizing import SkipOnce
 from spot_core.errors import ResumeMismatchError
-from spot_core.pytorch.position import ResumableView, resumable
 from spot_core.pytorch.streams import mix
 
 log = logging.getLogger(__name__)
 
 
-class Kept:
+class Kept(Reading):
     """One prepared loader under its view."""
 
     def __init__(self, loader: Any, number: int, accelerator: Any, seed: int) -> None:
-        self.loader, self.number = loader, number
         self._world_size = int(accelerator.num_processes)
-        base = loader.base_dataloader
-        self.view: ResumableView = resumable(
-            base,
-            seed=mix(seed, number),
-            rank=int(accelerator.process_index),
-            world_size=1 if _compat.dispatches(loader) else self._world_size,
-            by_index=True,
-            read_ahead=True,
+        super().__init__(
+            loader, seed=mix(seed, number), rank=int(accelerator.process_index), world_size=self._world_size
         )
-        self._dispatched = _compat.dispatches(loader)
-        self._reads_for_all = self._dispatched and not loader.split_batches
-        self.view.remember(self._per_step)
-        self.view.look_ahead = getattr(base, "num_workers", 0) == 0
-        loader.base_dataloader = self.view
+        self.number = number
         self.live = False
         self.given = 0
         """Steps handed to the script in the present pass by this life."""
@@ -51,24 +36,12 @@ class Kept:
         self.resumed_inside = False
         self._inside = 0
         """The script's batches that were passed before this pass was cut anew for another number of processes."""
-        self._set_order()
 
     @property
     def _shared_out(self) -> int:
         """Batches of the script's that one batch of the view stands for, over all processes."""
-        whole = self._dispatched or _compat.splits_batches(self.loader)
+        whole = self.dispatched or _compat.splits_batches(self.loader)
         return 1 if whole else self._world_size
-
-    @property
-    def _per_step(self) -> int:
-        """Batches that one step takes from the view."""
-        return self._world_size if self._reads_for_all else 1
-
-    def _set_order(self) -> None:
-        """A seedable sampler's own seed differs from start to start unless the script sets one, and rank by rank."""
-        sampler = _compat.seedable_sampler(self.loader)
-        if sampler is not None:
-            sampler.initial_seed = int(_compat.from_first(sampler.initial_seed))
 
     @property
     def ended(self) -> bool:
@@ -77,40 +50,32 @@ class Kept:
 
     def state(self) -> dict[str, Any]:
         """Plain values and tensors; asked for at the request for the next batch."""
-        fetched = max(self.view.fetched - self.given * self._per_step, 0)
-        self.view.behind = 0 if self.ended else fetched
-        place = self.view.state_dict()
-        self.view.behind = 0
+        place = self.place(ended=self.ended)
         if self.ended:
             place["ended"] = True
-        sampler = _compat.seedable_sampler(self.loader)
         return {
             "place": place,
             "iteration": int(self.loader.iteration) + (1 if self.live and self.ended else 0),
-            "order_seed": None if sampler is None else int(sampler.initial_seed),
             "live": self.live,
             "steps": self.passed + self.given,
             "inside": self._inside,
             "passed": self._inside + place.get("batches", 0) * self._shared_out,
         }
 
-    def load(self, state: Mapping[str, Any], *, moved: bool) -> None:
-        """The next loop over the loader goes on from there. moved: another number of processes saved it."""
-        sampler = _compat.seedable_sampler(self.loader)
-        if sampler is not None and state["order_seed"] is not None:
-            sampler.initial_seed = state["order_seed"]
+    def load(self, state: Mapping[str, Any], *, resized: bool) -> None:
+        """The next loop over the loader goes on from there. resized: another number of processes saved it."""
         place, self._inside, steps = state["place"], state["inside"], state["steps"]
         # Placed by index; other kinds refuse another number of processes by themselves.
-        if moved and not self._dispatched and "batches_in_pass" in place:
+        if resized and not self.dispatched and "batches_in_pass" in place:
             batches, rest = divmod(state["passed"], self._shared_out)
             steps = batches
             batches, self._inside = (0, state["passed"]) if rest else (batches, 0)
-            place = moved_place(place, self.view.state_dict(), batches)
+            place = moved(place, self.view, world_size=self._world_size, batches=batches)
         if place.get("ended"):
             self._inside = 0
         if self._inside:
             _compat.skip_inside(self.loader, SkipOnce).skip = self._inside
-        self.view.load_state_dict(place)
+        self.take_up(place)
         self.loader.iteration = state["iteration"]
         self.over = state["live"] and bool(place.get("ended"))
         self.resumed_inside = state["live"] and not self.over
@@ -163,7 +128,7 @@ class Loaders:
     def state(self) -> list[dict[str, Any]]:
         return [kept.state() for kept in self.kept]
 
-    def load(self, states: list[dict[str, Any]], *, moved: bool) -> None:
+    def load(self, states: list[dict[str, Any]], *, resized: bool) -> None:
         self.take_all()
         if len(states) > len(self.kept):
             raise ResumeMismatchError(
@@ -172,7 +137,7 @@ class Loaders:
                 hint="Prepare the same loaders before the training loop, in the same order.",
             )
         for kept, state in zip(self.kept, states, strict=False):
-            kept.load(state, moved=moved)
+            kept.load(state, resized=resized)
 
     def position(self) -> dict[str, Any]:
         """For the manifest: passes and global sample offsets of the loaders that count samples."""

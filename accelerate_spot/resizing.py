@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -116,17 +116,3 @@ class SkipOnce:
         for number, batch in enumerate(self.batch_sampler):
             if number >= skip:
                 yield batch
-
-
-def moved_place(place: Mapping[str, Any], present: Mapping[str, Any], batches: int) -> dict[str, Any]:
-    """A place of another number of processes as one of this process: `batches` of its own into the pass.
-
-    present: the place that the unopened view tells now.
-    """
-    moved = {name: value for name, value in place.items() if name not in ("rng_before_next", "ahead")}
-    moved |= {name: present[name] for name in ("world", "batch", "deal") if name in present}
-    moved["order"] = None
-    if "batches" in place:
-        size = present.get("batch") or 1
-        moved |= {"batches": batches, "samples": batches * size, "offset": batches * size, "part": 0, "dealt": False}
-    return moved

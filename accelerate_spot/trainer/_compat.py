@@ -43,6 +43,13 @@ VALUES = (
 )
 """Sums behind the logged losses; made anew at each start of the loop."""
 
+OWN_VALUES = (
+    "_metrics",  # dict by mode of dicts of lists: what the next logged row is the mean of
+    "_total_train_tokens",
+    "_step",  # forward passes, which decide when a generation of samples is due
+)
+"""The same of TRL's trainers, which keep them beside those of the Trainer."""
+
 PARAMETERS = {
     "_inner_training_loop": ("batch_size", "resume_from_checkpoint"),
     "_init_training_state": ("num_update_steps_per_epoch", "resume_from_checkpoint"),
@@ -110,6 +117,32 @@ def set_losses(trainer: Any, saved: dict[str, Any]) -> None:
         setattr(trainer, name, value.to(trainer.args.device) if hasattr(value, "to") else value)
 
 
+def own_values(trainer: Any) -> dict[str, Any]:
+    return {name: _plain(getattr(trainer, name)) for name in OWN_VALUES if hasattr(trainer, name)}
+
+
+def set_own_values(trainer: Any, saved: dict[str, Any]) -> None:
+    for name, value in saved.items():
+        if isinstance(value, dict):
+            _fill(getattr(trainer, name, {}), value)
+        else:
+            setattr(trainer, name, value)
+
+
+def _plain(value: Any) -> Any:
+    """Of plain dicts, without their factories."""
+    return {key: _plain(item) for key, item in value.items()} if isinstance(value, dict) else value
+
+
+def _fill(present: dict[str, Any], saved: dict[str, Any]) -> None:
+    """The dicts stay what they are: they make what is missing."""
+    for key, value in saved.items():
+        if isinstance(value, dict) and isinstance(present.get(key), dict):
+            _fill(present[key], value)
+        else:
+            present[key] = value
+
+
 def mean_losses(saved: list[dict[str, Any]]) -> dict[str, Any]:
     """The sums of several processes as one of another number of processes is to have them: only the first differ."""
     return {**saved[0], "_tr_loss": sum(each["_tr_loss"] for each in saved) / len(saved)}
@@ -121,15 +154,6 @@ def inner_loader(loader: Any) -> Any:
     (`base_dataloader` has no underscore, but no documentation either. The wrapper says it is of its loader's class.)
     """
     return vars(loader).get("base_dataloader") if hasattr(loader, "__dict__") else None
-
-
-def set_inner_loader(loader: Any, inner: Any) -> None:
-    loader.base_dataloader = inner
-
-
-def fetched_ahead(loader: Any) -> int:
-    """How many batches accelerate's wrapper has fetched beyond the one that is trained on."""
-    return 0 if loader.end_of_dataloader else 1
 
 
 def shares_one_order(loader: Any) -> bool:

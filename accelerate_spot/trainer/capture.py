@@ -29,6 +29,7 @@ def capture(trainer: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         "state": {name: state[name] for name in _STATE},
         "control": dataclasses.asdict(trainer.control),
         "losses": _compat.losses(trainer),
+        "own": _compat.own_values(trainer),
         "flos": trainer.current_flos,
         "callbacks": [list(each) for each in _callback_states(trainer)],
         "buffers": modules.buffers(trainer.model, shared["model"], trainer.args.world_size),

@@ -7,8 +7,9 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
+from accelerate_spot.reading import Reading, without_ahead
 from accelerate_spot.trainer import _compat
-from spot_core.pytorch.position import resumable
+from spot_core.pytorch.position import ResumableView, resumable
 from spot_core.pytorch.workers import protect
 
 
@@ -19,35 +20,23 @@ class TrainingData:
     """
 
     def __init__(self, loader: Any, *, seed: int, rank: int, world_size: int) -> None:
-        inner = _compat.inner_loader(loader)
-        self._wrapper = None if inner is None else loader
-        self._view = resumable(loader if inner is None else inner, seed=seed, rank=rank, world_size=world_size)
-        if inner is None:
-            self.loader: Any = self._view
-        else:
-            _compat.set_inner_loader(loader, self._view)
-            self._view.look_ahead = True
-            self.loader = loader
+        ranks = {"rank": rank, "world_size": world_size}
+        self._reading = None if _compat.inner_loader(loader) is None else Reading(loader, seed=seed, **ranks)
+        self.view: ResumableView = (
+            resumable(loader, seed=seed, **ranks) if self._reading is None else self._reading.view
+        )
+        self.loader: Any = self.view if self._reading is None else loader
 
     def place(self) -> dict[str, Any]:
         """Behind the last batch that was trained on."""
-        self._view.behind = 0 if self._wrapper is None else _compat.fetched_ahead(self._wrapper)
-        try:
-            return self._view.state_dict()
-        finally:
-            self._view.behind = 0  # accelerate asks for the state at every batch
-
-    @property
-    def made(self) -> Any:
-        """What the Trainer had made: accelerate's loader, or whatever a subclass gives."""
-        return self._view if self._wrapper is None else self._wrapper
+        reading = self._reading
+        return self.view.state_dict() if reading is None else reading.place(ended=reading.loader.end_of_dataloader)
 
     def take_up(self, place: dict[str, Any], *, ended: bool) -> None:
         """The next epoch (the same one again, or with `ended` the one after it) begins there."""
         if ended:  # what was fetched ahead in an epoch that was left early is not fetched again
-            ahead = ("rng_before_next", "ahead")
-            place = {**{name: value for name, value in place.items() if name not in ahead}, "ended": True}
-        self._view.load_state_dict(place)
+            place = {**without_ahead(place), "ended": True}
+        (self.view.load_state_dict if self._reading is None else self._reading.take_up)(place)
 
 
 class Later:

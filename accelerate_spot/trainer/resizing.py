@@ -48,11 +48,8 @@ def accumulation(saved: Mapping[str, int], *, saved_world: int, args: Any, on_re
     return product // world
 
 
-def moved(place: Mapping[str, Any], loader: Any, *, batches: int, saved_world: int, world: int) -> dict[str, Any]:
-    """The saved place for the present number of processes, `batches` of the epoch into it.
-
-    Raises TopologyError for a loader whose order depends on the number of processes, or is not known.
-    """
+def check_order(place: Mapping[str, Any], loader: Any, *, saved_world: int, world: int) -> None:
+    """Raises TopologyError for a loader whose order depends on the number of processes, or is not known."""
     if place.get("kind") != "IndexedView" or not _compat.shares_one_order(loader):
         raise TopologyError(
             f"The run was saved by {saved_world} processes and is resumed by {world}: how the data of this loader are "
@@ -60,18 +57,3 @@ def moved(place: Mapping[str, Any], loader: Any, *, batches: int, saved_world: i
             hint=f"Start {saved_world} processes, or use a map-style data set with the Trainer's random or sequential "
             "order (use_seedable_sampler=True).",
         )
-    # What lies between the last update and the look-ahead is fetched anew, under generators that are seeded anew.
-    kept = {name: value for name, value in place.items() if name not in ("rng_before_next", "ahead")}
-    deal = place.get("deal")
-    return {
-        **kept,
-        "world": world,
-        "deal": None if deal is None else {**deal, "origin": world},
-        "batches": batches,
-        "samples": batches * int(place["batch"] or 0),
-        "offset": batches * int(place["batch"] or 0) * world,
-        "batches_in_pass": len(loader),
-        "order": None,
-        "generators": [],
-        "samplers": [],
-    }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from accelerate_spot.reading import moved
 from accelerate_spot.trainer import _compat, capture, resizing
 from accelerate_spot.trainer.loaders import TrainingData
 from spot_core.errors import ResumeMismatchError
@@ -49,8 +50,8 @@ class Restored:
         place: dict[str, Any] = self.local["data"]
         if self.same_world:
             return place
-        batches = self.batches(accumulation, data)
-        return resizing.moved(place, data.made, batches=batches, saved_world=self.world_size, world=world_size)
+        resizing.check_order(place, data.loader, saved_world=self.world_size, world=world_size)
+        return moved(place, data.view, world_size=world_size, batches=self.batches(accumulation, data))
 
     def load_model(self, trainer: Any) -> None:
         model = trainer.model
@@ -104,6 +105,7 @@ class Restored:
             # A float on each rank: they are gathered, and an int would be a tensor of another size.
             flos = float(sum(other["flos"] for other in others)) if trainer.args.process_index == 0 else 0.0
         _compat.set_losses(trainer, losses)
+        _compat.set_own_values(trainer, self.local.get("own", {}))
         trainer.current_flos = flos
 
     def output(self, trainer: Any) -> _compat.TrainOutput:

@@ -11,9 +11,10 @@ import torch
 from accelerate import Accelerator
 from torch.utils.data import DataLoader
 
-from accelerate_spot import attach, attaching
+from accelerate_spot import attach, attaching, epochs
 from accelerate_spot import job as job_module
-from spot_core.errors import ResumeMismatchError
+from spot_core.errors import DeadlineError, ResumeMismatchError
+from spot_core.launch.stoprecord import read_stop
 from spot_core.policy import Decision, Kind
 from spot_core.pytorch.loader import load
 from spot_core.run import Run
@@ -159,6 +160,33 @@ def test_no_stop_inside_an_accumulation(tmp_path: Path) -> None:
         train()
     assert batches == 6
     assert [each.id.step for each in Run.open(tmp_path).discover().generations] == [3]
+
+
+def test_no_time_for_the_last_generation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The notice comes while the finished training is saved: the job leaves as one that was stopped."""
+    accelerator, model, optimizer, loader = training(tmp_path, interval="3 steps")
+    save = job_module.Session.save
+
+    def late(self: Any, number: int, *, finished: bool = False, **given: Any) -> None:
+        if finished:
+            raise DeadlineError("step 4 is not saved: no time is left")
+        save(self, number, finished=finished, **given)
+
+    monkeypatch.setattr(job_module.Session, "save", late)
+
+    def train() -> None:
+        for _ in epochs(1):
+            for batch in loader:
+                step(accelerator, model, optimizer, batch)
+
+    with pytest.raises(SystemExit) as left:
+        train()
+    assert left.value.code == 143
+    run = Run.open(tmp_path)
+    record = read_stop(run.store, 1)
+    assert record is not None
+    assert "no time is left" in record.reason
+    assert [each.id.step for each in run.discover().generations] == [3]
 
 
 def test_a_loop_that_is_not_known_is_not_resumed_in_a_later_epoch(tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ import os
 import signal
 import sys
 import threading
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import torch
 from _harness import Recorded, Samples, model
+from torch.utils.data import IterableDataset
 from transformers import TrainerCallback, TrainingArguments
 
 
@@ -64,6 +64,14 @@ class Evidence(TrainerCallback):
             self._term()
 
 
+class Stream(IterableDataset[Any]):
+    """Without length or index; augmented."""
+
+    def __iter__(self) -> Any:
+        samples = Samples(46, augment=True)
+        return (samples[index] for index in range(46))
+
+
 class Reported(Recorded):
     evidence: Evidence
 
@@ -88,6 +96,7 @@ def main() -> None:
     parser.add_argument("--ranks", default="all")
     parser.add_argument("--in-evaluation", action="store_true")
     parser.add_argument("--pause", type=float, default=0.0)
+    parser.add_argument("--stream", action="store_true")
     parser.add_argument("--arguments", type=json.loads, default={}, help="more TrainingArguments, as JSON")
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO)
@@ -117,8 +126,8 @@ def main() -> None:
         from accelerate_spot.trainer import SpotTrainerCallback
 
         callbacks.append(SpotTrainerCallback(options.folder, interval=options.every, sources="signals:sigterm+sigusr1"))
-    data = partial(Samples, augment=True)
-    trainer = Reported(model(), args, train_dataset=data(46), eval_dataset=Samples(12), callbacks=callbacks)
+    data = Stream() if options.stream else Samples(46, augment=True)
+    trainer = Reported(model(), args, train_dataset=data, eval_dataset=Samples(12), callbacks=callbacks)
     trainer.evidence = evidence
     result = trainer.train()
     final = {

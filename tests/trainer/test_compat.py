@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections import defaultdict
 from typing import Any
 
 import pytest
@@ -73,26 +74,31 @@ def test_the_trainer_calls_skipping_by_its_modules_name() -> None:
     assert _compat.module.skip_first_batches is original
 
 
-def test_accelerate_reads_its_loader_one_batch_ahead() -> None:
+def test_the_trainers_loader_is_known_from_others() -> None:
     plain = DataLoader(torch.arange(6), batch_size=2)
     wrapper = Accelerator(cpu=True).prepare(plain)
     assert isinstance(_compat.inner_loader(wrapper), DataLoader)
     assert _compat.inner_loader(plain) is None
     assert _compat.inner_loader([]) is None
-    read: list[int] = []
 
-    class Noted:
-        def __iter__(self) -> Any:
-            for batch in plain:
-                read.append(len(read))
-                yield batch
 
-        def __getattr__(self, name: str) -> Any:
-            return getattr(plain, name)
+def test_what_trainers_of_trl_keep_beside_the_losses() -> None:
+    class Theirs:
+        def __init__(self) -> None:
+            self._metrics = {"train": defaultdict(list), "eval": defaultdict(list)}
+            self._total_train_tokens = 0
 
-    _compat.set_inner_loader(wrapper, Noted())
-    ahead = [(len(read) - number, _compat.fetched_ahead(wrapper)) for number, _ in enumerate(wrapper, 1)]
-    assert ahead == [(1, 1), (1, 1), (0, 0)]
+    trained, resumed = Theirs(), Theirs()
+    trained._metrics["train"]["entropy"] += [0.5, 0.25]
+    trained._total_train_tokens = 7
+    saved = _compat.own_values(trained)
+    assert saved == {"_metrics": {"train": {"entropy": [0.5, 0.25]}, "eval": {}}, "_total_train_tokens": 7}
+    assert type(saved["_metrics"]["train"]) is dict
+    _compat.set_own_values(resumed, saved)
+    resumed._metrics["train"]["loss"].append(1.0)
+    assert resumed._metrics == {"train": {"entropy": [0.5, 0.25], "loss": [1.0]}, "eval": {}}
+    assert resumed._total_train_tokens == 7
+    assert _compat.own_values(object()) == {}
 
 
 def test_the_state_that_training_makes_is_known() -> None:

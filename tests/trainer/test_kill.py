@@ -90,6 +90,21 @@ def test_two_ranks(workers: int, accumulate: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.dist
+def test_two_ranks_over_a_stream(tmp_path: Path) -> None:
+    """The first rank reads for both, two batches for each step; the last step of an epoch has one."""
+    args = ("--stream", "--arguments", '{"max_steps": 18}')
+    control, job = tmp_path / "control", tmp_path / "job"
+    done = start(control, *args, launcher=torchrun())
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert start(job, *args, "--kill", "7", launcher=torchrun()).returncode != 0
+    told = start(job, *args, "--term", "12", "--ranks", "1", "--pause", "0.05", launcher=spot_launch(job))
+    assert told.returncode == 143, told.stdout[-3000:]
+    done = start(job, *args, launcher=torchrun())
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert_same(job, control, ranks=2)
+
+
+@pytest.mark.dist
 def test_an_error_on_one_rank_ends_the_job_and_is_shown(tmp_path: Path) -> None:
     """No collective on the way out: the others are not there. The generations before stay whole."""
     done = start(tmp_path, "--fail", "5", "--ranks", "1", launcher=torchrun())

@@ -55,6 +55,11 @@ def test_continues_with_evaluations(tmp_path: Path, strategy: str, arguments: di
     assert_continues(Job(noisy, evaluate=strategy, arguments=arguments), tmp_path, kills)
 
 
+def test_the_order_is_the_one_that_was_begun(tmp_path: Path) -> None:
+    """Without a seed of its own accelerate's sampler takes the process's, which differs between these starts."""
+    assert_continues(Job(noisy, arguments={"data_seed": None}), tmp_path, [4, 13])
+
+
 class Stream(IterableDataset[Any]):
     """Without length or index."""
 

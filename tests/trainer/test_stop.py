@@ -11,6 +11,9 @@ from typing import Any
 import pytest
 from transformers import TrainerCallback
 
+from spot_core.errors import DeadlineError
+from spot_core.launch.stoprecord import read_stop
+from spot_core.pytorch.session import Session
 from spot_core.run import Run
 
 from ._harness import Job, Outcome, Samples, assert_equal
@@ -107,4 +110,29 @@ def test_a_signal_in_an_evaluation_that_is_done_again(tmp_path: Path) -> None:
     assert [each.id.step for each in Run.open(tmp_path / "job" / "run").discover().generations] == [11]
     done = job.start(tmp_path / "job", seed=99)
     assert_equal(first.trainer.ids + done.trainer.ids, control.trainer.ids, "ids")
+    assert_equal(done.state, control.state, "state")
+
+
+def test_no_time_for_the_last_generation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The notice comes while the finished training is saved: the job leaves as one that was stopped, and ends later."""
+    job = Job(noisy)
+    control = job.start(tmp_path / "control")
+    save = Session.save
+
+    def late(self: Session, step: int, *, finished: bool = False, **given: Any) -> None:
+        if finished:
+            raise DeadlineError("step 22 is not saved: no time is left")
+        save(self, step, finished=finished, **given)
+
+    monkeypatch.setattr(Session, "save", late)
+    made: list[Outcome] = []
+    with pytest.raises(SystemExit) as left:
+        job.start(tmp_path / "job", every="15 steps", made=made)
+    assert left.value.code == 143
+    monkeypatch.undo()
+    record = read_stop(Run.open(tmp_path / "job" / "run").store, 1)
+    assert record is not None
+    assert "no time is left" in record.reason
+    done = job.start(tmp_path / "job", seed=99)
+    assert_equal(made[0].trainer.ids[:15] + done.trainer.ids, control.trainer.ids, "ids")
     assert_equal(done.state, control.state, "state")
