@@ -13,12 +13,12 @@ from dataclasses import dataclass
 
 from spot_core import layout
 from spot_core.clock import Clock
-from spot_core.errors import FencedError, KeyExistsError
+from spot_core.errors import FencedError, FormatError, KeyExistsError, KeyMissingError
 from spot_core.layout import GenerationId
-from spot_core.manifest import FORMAT, JSON, encode
+from spot_core.manifest import FORMAT, JSON, decode, encode
 from spot_core.store import Store, put_once
 
-__all__ = ["Claim", "check_fence", "claim_life", "newest_life"]
+__all__ = ["Claim", "builds_on", "check_fence", "claim_life", "newest_life"]
 
 _log = logging.getLogger(__name__)
 
@@ -59,10 +59,22 @@ def check_fence(store: Store, life: int, claim: Claim | None = None) -> None:
         )
 
 
-def claim_life(store: Store, clock: Clock, info: Mapping[str, JSON]) -> Claim:
+def builds_on(store: Store, life: int) -> GenerationId | None:
+    """The generation that `life` said it would go on from: its saves may refer to it. Raises StoreError."""
+    key = layout.life_key(life)
+    try:
+        return GenerationId.parse(str(decode(store.get(key), key).get("continues")))
+    except (KeyMissingError, FormatError):
+        return None
+
+
+def claim_life(
+    store: Store, clock: Clock, info: Mapping[str, JSON], *, continues: GenerationId | None = None
+) -> Claim:
     """Claim the next life. Of several claimants each gets a number of its own (see `check_fence` where it does not).
 
-    `info` goes into the claim for people to read (host, process, release); nothing secret.
+    `info` goes into the claim for people to read (host, process, release); nothing secret. `continues` is the
+    generation that was loaded (see `builds_on`).
     """
     # Generations count too: with the claims lost, a life that reused a number would share names with its forebear.
     found = (GenerationId.parse(name) for name in store.list_dirs(layout.GENERATIONS))
@@ -76,6 +88,8 @@ def claim_life(store: Store, clock: Clock, info: Mapping[str, JSON]) -> Claim:
             "created": clock.now(),
             "info": info,
         }
+        if continues is not None:
+            claim["continues"] = continues.name
         data = encode(claim)
         try:
             put_once(store, layout.life_key(life), data)

@@ -45,14 +45,26 @@ class Open:
     def target(self, rank: int) -> PartTarget:
         return layout.part_target(self.id, self.write_id, rank)
 
-    def write(self, rank: int, objects: Mapping[str, bytes]) -> Part:
+    def write(
+        self, rank: int, objects: Mapping[str, bytes], *, unchanging: Mapping[str, bytes] | None = None
+    ) -> Part:
         """Write named bytes as `rank`'s part, for callers that hold them in memory (a JAX loop, a test).
+
+        `unchanging`: further named bytes that are not expected to change from save to save (a frozen base). They are
+        not written again while they are, all of them, what the generation before holds.
 
         Raises:
             SaveError: the store failed; nothing of this generation counts.
         """
         try:
-            return write_part(self.writer.run.store, self.target(rank), rank, objects)
+            return write_part(
+                self.writer.run.store,
+                self.target(rank),
+                rank,
+                objects,
+                unchanging=unchanging,
+                lendable=self.writer.lendable.values(),
+            )
         except StoreError as error:
             raise SaveError(
                 f"Rank {rank} could not write its part of generation {self.id} at {self.writer.run.uri}: {error} "
@@ -60,7 +72,11 @@ class Open:
             ) from error
 
     def seal(self, parts: Sequence[Part], *, world_size: int) -> Written:
-        """All ranks' parts are durable. Raises SaveError when one is missing, given twice or of another attempt."""
+        """All ranks' parts are durable.
+
+        Raises SaveError when one is missing, given twice or of another attempt, or refers to what the generation that
+        this life committed last (or went on from) does not hold.
+        """
         by_rank = {part.rank: part for part in parts}
         missing = sorted(set(range(world_size)) - by_rank.keys())
         if missing:
@@ -79,6 +95,12 @@ class Open:
                     f"Generation {self.id}, attempt {self.write_id}: the part of rank {part.rank} was written "
                     f"elsewhere ({part.index.key})."
                 )
+            for ref in part.bases:
+                if ref.key != target.base_key and self.writer.lendable.get(ref.key) != ref:
+                    raise SaveError(
+                        f"Generation {self.id}: the part of rank {part.rank} refers to {ref.key}, which the generation "
+                        "before it does not hold in this form. Earlier generations are whole."
+                    )
         return Written(self, tuple(by_rank[rank] for rank in range(world_size)))
 
 
@@ -113,7 +135,7 @@ class Written:
             data = manifest.to_bytes()
         except (TypeError, ValueError) as error:
             raise CommitError(f"Generation {gen}: its meta is not JSON ({error}).") from error
-        with writer.committing(gen):
+        with writer.committing(manifest):
             self._put_marker(store, gen, data, writer.check_fence)
             self._check_not_pruned(store, gen)
         _move_pointer(store, gen)

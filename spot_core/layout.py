@@ -5,7 +5,8 @@
     spot.json                                            run record
     lives/000003.json                                    claim of life 3
     generations/000003-000000001200/a0-r00000.blob       bytes of rank 0
-    generations/000003-000000001200/a0-r00000.index.json what is in that blob
+    generations/000003-000000001200/a0-r00000.base.blob  what is not expected to change: later ones may refer to it
+    generations/000003-000000001200/a0-r00000.index.json what is in these blobs
     generations/000003-000000001200/COMMIT.json          commit marker = manifest
     tombstones/000003-000000001200                       pruned: this name is never live again
     latest.json                                          pointer, a hint
@@ -29,7 +30,10 @@ __all__ = [
     "TOMBSTONES",
     "GenerationId",
     "PartTarget",
+    "base_key",
+    "generation_of",
     "generation_prefix",
+    "is_base",
     "life_key",
     "life_of",
     "marker_key",
@@ -53,6 +57,7 @@ KNOWN_NAMES = frozenset({RUN_RECORD, POINTER, *(folder.rstrip("/") for folder in
 
 _GENERATION = re.compile(r"(\d{6,})-(\d{12,})")
 _NUMBERED = re.compile(r"(?:lives|stops)/(\d{6,})\.json")
+_BLOB, _BASE = ".blob", ".base.blob"
 _WRITE_ID = re.compile(r"[a-z0-9]{1,64}")
 
 
@@ -98,6 +103,10 @@ class PartTarget:
     blob_key: str
     index_key: str
 
+    @property
+    def base_key(self) -> str:
+        return base_key(self.blob_key)
+
 
 def generation_prefix(gen: GenerationId) -> str:
     return f"{GENERATIONS}{gen.name}/"
@@ -114,7 +123,24 @@ def part_target(gen: GenerationId, write_id: str, rank: int) -> PartTarget:
     if rank < 0:
         raise ValueError(f"rank counts from 0, not {rank}")
     stem = f"{generation_prefix(gen)}{write_id}-r{rank:05d}"
-    return PartTarget(blob_key=f"{stem}.blob", index_key=f"{stem}.index.json")
+    return PartTarget(blob_key=f"{stem}{_BLOB}", index_key=f"{stem}.index.json")
+
+
+def base_key(blob_key: str) -> str:
+    """The key of a part's base blob, beside its blob."""
+    return blob_key.removesuffix(_BLOB) + _BASE
+
+
+def is_base(key: str) -> bool:
+    """Whether this may be referred to by later generations."""
+    return key.endswith(_BASE)
+
+
+def generation_of(key: str) -> GenerationId | None:
+    """The generation in whose folder a key lies, None when it lies in none."""
+    if not key.startswith(GENERATIONS):
+        return None
+    return GenerationId.parse(key.removeprefix(GENERATIONS).partition("/")[0])
 
 
 def tombstone_key(gen: GenerationId) -> str:

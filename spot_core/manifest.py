@@ -14,12 +14,14 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias, Union
 
 from spot_core.errors import FormatError
-from spot_core.layout import GenerationId
+from spot_core.layout import GenerationId, generation_prefix
 
-__all__ = ["FEATURES", "FORMAT", "JSON", "Manifest", "ObjectRef", "Part", "decode", "encode"]
+__all__ = ["BASES", "FEATURES", "FORMAT", "JSON", "Manifest", "ObjectRef", "Part", "decode", "encode"]
 
 FORMAT = 1
-FEATURES: frozenset[str] = frozenset()
+BASES = "bases"
+FEATURES: frozenset[str] = frozenset({BASES})
+"""`bases`: parts have base blobs, of which some lie in older generations."""
 
 JSON: TypeAlias = Union[bool, int, float, str, Sequence["JSON"], Mapping[str, "JSON"], None]  # noqa: UP007 - a forward reference
 
@@ -79,17 +81,23 @@ class Part:
     rank: int
     blob: ObjectRef | None
     index: ObjectRef
+    bases: tuple[ObjectRef, ...] = ()
+    """Blobs of what is not expected to change: this generation's own, and those of older ones that still hold what this
+    rank has. In the order of the index's entries."""
 
     @property
     def objects(self) -> tuple[ObjectRef, ...]:
-        return (self.index,) if self.blob is None else (self.blob, self.index)
+        return (*([] if self.blob is None else [self.blob]), self.index, *self.bases)
 
     def to_json(self) -> dict[str, JSON]:
-        return {
+        value: dict[str, JSON] = {
             "rank": self.rank,
             "blob": None if self.blob is None else self.blob.to_json(),
             "index": self.index.to_json(),
         }
+        if self.bases:
+            value["bases"] = [ref.to_json() for ref in self.bases]
+        return value
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Part:
@@ -98,6 +106,7 @@ class Part:
             rank=_int(value["rank"]),
             blob=None if blob is None else ObjectRef.from_json(blob),
             index=ObjectRef.from_json(value["index"]),
+            bases=tuple(ObjectRef.from_json(ref) for ref in value.get("bases", ())),
         )
 
 
@@ -129,17 +138,34 @@ class Manifest:
 
     @property
     def objects(self) -> tuple[ObjectRef, ...]:
-        return tuple(ref for part in self.parts for ref in part.objects)
+        """All that this generation needs, each once; also what lies in older ones."""
+        return tuple({ref.key: ref for part in self.parts for ref in part.objects}.values())
+
+    @property
+    def bases(self) -> tuple[ObjectRef, ...]:
+        """What the next generation may refer to."""
+        return tuple({ref.key: ref for part in self.parts for ref in part.bases}.values())
+
+    @property
+    def referred(self) -> tuple[ObjectRef, ...]:
+        """What of `objects` lies in older generations, at the place where it was first written."""
+        prefix = generation_prefix(self.id)
+        return tuple(ref for ref in self.bases if not ref.key.startswith(prefix))
 
     @property
     def size(self) -> int:
-        """Bytes of all objects, the marker left out."""
+        """Bytes of all objects, the marker left out: what a restore reads."""
         return sum(ref.size for ref in self.objects)
+
+    @property
+    def own_size(self) -> int:
+        """Bytes of the objects that were written for this generation."""
+        return self.size - sum(ref.size for ref in self.referred)
 
     def to_json(self) -> dict[str, JSON]:
         return {
             "format": self.format,
-            "features": [],
+            "features": [BASES] if self.bases else [],
             "run_id": self.run_id,
             "life": self.life,
             "step": self.step,

@@ -25,6 +25,7 @@ from spot_core.errors import (
 )
 from spot_core.generation import Committed
 from spot_core.layout import GenerationId
+from spot_core.lent import Lender, Lent, lent
 from spot_core.manifest import Manifest, decode
 from spot_core.store import Store
 from spot_core.verify import Depth, Verified, verify
@@ -63,6 +64,9 @@ class ProblemKind(str, enum.Enum):
         return self not in _HARMLESS
 
 
+_UNKNOWN = {ProblemKind.UNREADABLE, ProblemKind.FORMAT, ProblemKind.MISPLACED, ProblemKind.FOREIGN_RUN}
+"""A marker is there, and what its generation refers to is not known."""
+
 _HARMLESS = {ProblemKind.FOREIGN, ProblemKind.EMPTY, ProblemKind.ORPHAN, ProblemKind.PRUNED, ProblemKind.POINTER}
 
 
@@ -81,6 +85,14 @@ class Discovery:
     generations: tuple[Committed, ...]
     """Newest first: by life, then step."""
     problems: tuple[Problem, ...]
+    lenders: tuple[Lender, ...] = ()
+    """Pruned generations of which only blobs are left that others refer to."""
+
+    def lent(self, *, without: Collection[GenerationId] = ()) -> Lent:
+        """What the generations found refer to, those in `without` left aside."""
+        manifests = (found.manifest for found in self.generations if found.id not in without)
+        unknown = (p.generation for p in self.problems if p.kind in _UNKNOWN and p.generation is not None)
+        return lent(manifests, unknown)
 
 
 @dataclass(frozen=True)
@@ -111,8 +123,9 @@ def discover(store: Store, run_id: str | None) -> Discovery:
     for info in store.list(layout.GENERATIONS, recursive=False):
         problems.append(Problem(ProblemKind.FOREIGN, info.key, "A file where only generations belong; skipped."))
     found: list[Committed] = []
+    left: list[Lender] = []
     for gen in sorted(ids, reverse=True):
-        item = _look(store, gen, run_id, only_pointed=ids[gen])
+        item = _look(store, gen, run_id, left, only_pointed=ids[gen])
         if isinstance(item, Committed):
             found.append(item)
         elif item is not None:
@@ -121,7 +134,15 @@ def discover(store: Store, run_id: str | None) -> Discovery:
         for problem in problems:
             if isinstance(problem.error, StoreError):
                 raise problem.error
-    return Discovery(tuple(found), tuple(problems))
+    return _told_apart(Discovery(tuple(found), tuple(problems)), left)
+
+
+def _told_apart(found: Discovery, left: list[Lender]) -> Discovery:
+    """Of pruned generations of which something is `left`: those that only lend are no problem."""
+    lends = found.lent().holds
+    lenders = {lender.id: lender for lender in left if all(lends(key) for key in lender.keys)}
+    problems = (p for p in found.problems if p.kind is not ProblemKind.PRUNED or p.generation not in lenders)
+    return Discovery(found.generations, tuple(problems), tuple(lenders.values()))
 
 
 def _pointer(store: Store, problems: list[Problem]) -> GenerationId | None:
@@ -138,7 +159,9 @@ def _pointer(store: Store, problems: list[Problem]) -> GenerationId | None:
     return gen
 
 
-def _look(store: Store, gen: GenerationId, run_id: str | None, *, only_pointed: bool) -> Committed | Problem | None:
+def _look(
+    store: Store, gen: GenerationId, run_id: str | None, left: list[Lender], *, only_pointed: bool
+) -> Committed | Problem | None:
     key = layout.marker_key(gen)
     where = f"Generation {gen} at {store.uri}"
 
@@ -148,8 +171,11 @@ def _look(store: Store, gen: GenerationId, run_id: str | None, *, only_pointed: 
     try:
         if store.stat(layout.tombstone_key(gen)) is not None:
             # An empty folder of a buried generation is nothing: not every file system lets it be removed.
-            left = not only_pointed and bool(store.list(layout.generation_prefix(gen)))
-            return problem(ProblemKind.PRUNED, "was pruned; leftovers remain.") if left else None
+            keys = () if only_pointed else tuple(info.key for info in store.list(layout.generation_prefix(gen)))
+            if not keys:
+                return None
+            left.append(Lender(gen, keys))
+            return problem(ProblemKind.PRUNED, "was pruned; leftovers remain.")
         manifest = Manifest.from_bytes(store.get(key), key)
     except KeyMissingError:
         if only_pointed:

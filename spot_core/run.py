@@ -15,7 +15,7 @@ from spot_core.clock import SYSTEM_CLOCK, Clock
 from spot_core.errors import CommitError, ConfigError, Reason
 from spot_core.generation import Committed, Open
 from spot_core.layout import GenerationId
-from spot_core.manifest import JSON
+from spot_core.manifest import JSON, Manifest, ObjectRef
 from spot_core.prune import Pruned, prune
 from spot_core.record import RunRecord, create_record, read_record
 from spot_core.restore import Discovery, Selection, discover, select
@@ -87,8 +87,11 @@ class Run:
         """
         return select(self.store, discovery or self.discover(), depth, skip)
 
-    def claim(self, *, info: Mapping[str, JSON] | None = None) -> Writer:
+    def claim(self, *, info: Mapping[str, JSON] | None = None, continues: Committed | None = None) -> Writer:
         """Claim the next life: the only effect. Call after a successful load, on rank 0.
+
+        `continues`: the generation of this run that was loaded, its digests checked; later ones may refer to what it
+        holds (`Writer.lendable`).
 
         Raises ConfigError where the place is no run and not empty, StoreError.
         """
@@ -98,14 +101,19 @@ class Run:
         conditional = self.store.capabilities.put_if_absent
         if record is None:
             record = create_record(self.store, self.clock, run_id)
-        claim = fence.claim_life(self.store, self.clock, info or {})
+        loaded = None if continues is None else continues.id
+        claim = fence.claim_life(self.store, self.clock, info or {}, continues=loaded)
         if not conditional:
             _log.warning(
                 "%s has no put-if-absent: of two processes that start at the same moment one is told only at its next "
                 "save, and what it computed until then is lost. See to it that only one job runs there.",
                 self.uri,
             )
-        return Writer(self, claim.life, record.run_id, claim=None if conditional else claim)
+        writer = Writer(self, claim.life, record.run_id, claim=None if conditional else claim)
+        # Asked after the claim is there: who prunes that generation from now on has seen the claim (`prune`).
+        if continues is not None and self.store.stat(layout.tombstone_key(continues.id)) is None:
+            writer.build_on(continues)
+        return writer
 
     def check_place(self) -> RunRecord | None:
         """As `record`, and a place without one is looked over: `claim` would be right here. Writes nothing.
@@ -154,12 +162,24 @@ class Writer:
         self._commit_lock = threading.Lock()
         self._attempts = 0
         self._newest: GenerationId | None = None
+        self._before: Manifest | None = None
         self._swept = False
 
     @property
     def newest(self) -> GenerationId | None:
         """The newest generation that this life committed."""
         return self._newest
+
+    @property
+    def lendable(self) -> Mapping[str, ObjectRef]:
+        """By key, the blobs that a save may refer to: those of the generation that this life committed last or, before
+        its first commit, went on from."""
+        before = self._before
+        return {} if before is None else {ref.key: ref for ref in before.bases}
+
+    def build_on(self, before: Committed) -> None:
+        """Let saves refer to `before`, which nobody may prune as long as this life has committed nothing else."""
+        self._before = before.manifest
 
     def check_fence(self) -> None:
         """Raises FencedError when a newer life was claimed, or this one by another process; StoreError when that cannot
@@ -202,12 +222,12 @@ class Writer:
         return Open(committed.id, f"l{self.life}{self._next_write_id()}", self)
 
     @contextmanager
-    def committing(self, gen: GenerationId) -> Iterator[None]:
+    def committing(self, manifest: Manifest) -> Iterator[None]:
         """Brackets the marker's put by `Written.commit`: commits of one life come one by one and in step order."""
         with self._commit_lock:
-            self._check_order(gen)
+            self._check_order(manifest.id)
             yield
-            self._newest = gen
+            self._newest, self._before = manifest.id, manifest
 
     def prune(self, retention: Retention, *, damaged: Collection[GenerationId] = ()) -> Pruned:
         """Drop what `retention` lets go, and leftovers. `damaged` generations do not count as kept.
@@ -218,7 +238,16 @@ class Writer:
         # Once per life: unfinished uploads are what dead writers left, so of earlier lives.
         sweep, self._swept = not self._swept, True
         discovery = self.run.discover()
-        return prune(self.run.store, discovery, retention, life=self.life, damaged=damaged, uploads=sweep)
+        return prune(
+            self.run.store,
+            discovery,
+            retention,
+            life=self.life,
+            damaged=damaged,
+            held=None if self._before is None else self._before.id,
+            check=self.check_fence,
+            uploads=sweep,
+        )
 
     def _check_order(self, gen: GenerationId) -> None:
         if self._newest is not None and gen <= self._newest:

@@ -11,7 +11,7 @@ from spot_core.digest import chunk_digest
 from spot_core.errors import CorruptShardError, KeyMissingError, Reason, StoreError, TornGenerationError
 from spot_core.generation import Committed
 from spot_core.manifest import ObjectRef, Part
-from spot_core.parts import PartIndex
+from spot_core.parts import BlobIndex, PartIndex
 from spot_core.store import Store
 
 __all__ = ["Depth", "Verified", "verify"]
@@ -39,7 +39,8 @@ class Verified:
 
     def names(self, rank: int = 0) -> list[str]:
         """Sorted names of the byte objects that `rank` wrote by `Open.write`."""
-        return sorted(self._index(rank)[1].objects)
+        index = self._index(rank)[1]
+        return sorted(name for blob in (index, *index.bases) for name in blob.objects)
 
     def read(self, name: str, rank: int = 0) -> bytes:
         """The bytes that `rank` wrote under `name`, their digests checked on the way.
@@ -49,13 +50,15 @@ class Verified:
             CorruptShardError, TornGenerationError: damaged: take the next older generation.
             StoreError: the store failed.
         """
-        part, index = self._index(rank)
+        part, whole = self._index(rank)
+        blobs = [(part.blob, whole), *zip(part.bases, whole.bases, strict=True)]
+        ref, index = next((found for found in blobs if name in found[1].objects), blobs[0])
         at, size = index.objects[name]
-        if part.blob is None or size == 0:
+        if ref is None or size == 0:
             return b""
         first = at // index.chunk_size
         last = (at + size - 1) // index.chunk_size
-        data = b"".join(_checked_chunk(self.store, self.committed, part.blob, index, i) for i in range(first, last + 1))
+        data = b"".join(_checked_chunk(self.store, self.committed, ref, index, i) for i in range(first, last + 1))
         start = at - first * index.chunk_size
         return data[start : start + size]
 
@@ -99,12 +102,15 @@ def _check_size(store: Store, committed: Committed, ref: ObjectRef) -> None:
         )
 
 
-def _chunks(store: Store, committed: Committed) -> Iterator[tuple[ObjectRef, PartIndex, int]]:
+def _chunks(store: Store, committed: Committed) -> Iterator[tuple[ObjectRef, BlobIndex, int]]:
+    seen = set[str]()  # ranks may refer to one and the same blob
     for part in committed.manifest.parts:
         index = _index(store, committed, part)
-        if part.blob is not None:
-            for i in range(len(index.digests)):
-                yield part.blob, index, i
+        for ref, blob in [(part.blob, index), *zip(part.bases, index.bases, strict=True)]:
+            if ref is not None and ref.key not in seen:
+                seen.add(ref.key)
+                for i in range(len(blob.digests)):
+                    yield ref, blob, i
 
 
 def _index(store: Store, committed: Committed, part: Part) -> PartIndex:
@@ -114,7 +120,7 @@ def _index(store: Store, committed: Committed, part: Part) -> PartIndex:
         raise _missing(store, committed, part.index) from error
 
 
-def _checked_chunk(store: Store, committed: Committed, ref: ObjectRef, index: PartIndex, i: int) -> bytearray:
+def _checked_chunk(store: Store, committed: Committed, ref: ObjectRef, index: BlobIndex, i: int) -> bytearray:
     at = i * index.chunk_size
     data = bytearray(min(index.chunk_size, ref.size - at))
     try:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from spot_core import layout
+from spot_core.cli.output import size
 from spot_core.errors import NoGenerationError, TornGenerationError
 from spot_core.generation import Committed
 from spot_core.layout import GenerationId
@@ -49,9 +51,25 @@ def summary(committed: Committed) -> dict[str, Any]:
         "created": manifest.created,
         "world_size": manifest.world_size,
         "bytes": manifest.size,
+        "own_bytes": manifest.own_size,
+        "refers_to": refers_to(committed),
         "reason": manifest.meta.get("reason"),
         "finished": manifest.finished,
     }
+
+
+def refers_to(committed: Committed) -> list[str]:
+    """Names of the older generations that hold something of this one."""
+    found = (layout.generation_of(ref.key) for ref in committed.manifest.referred)
+    return sorted({gen.name for gen in found if gen is not None})
+
+
+def referred(committed: Committed) -> str:
+    """The same in words, with the bytes; empty when there are none."""
+    manifest = committed.manifest
+    if not manifest.referred:
+        return ""
+    return f"{size(manifest.size - manifest.own_size)} of {', '.join(refers_to(committed))}"
 
 
 def problem_json(problem: Problem) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from spot_core.cli import exits
-from spot_core.cli.generations import nothing_there, problem_json, summary
+from spot_core.cli.generations import nothing_there, problem_json, referred, summary
 from spot_core.cli.output import JsonOption, RunArgument, age, console, print_json, size, table
 from spot_core.run import Run
 
@@ -25,13 +25,17 @@ def ls(run: RunArgument, json: JsonOption = False) -> None:
                 "run_id": None if record is None else record.run_id,
                 "generations": [summary(item) for item in found.generations],
                 "problems": [problem_json(item) for item in found.problems],
+                "lenders": [{"name": item.id.name, "objects": list(item.keys)} for item in found.lenders],
             }
         )
     else:
         now = opened.clock.now()
         numbers = ("step", "life", "ranks", "size")
-        rows = table("generation", "step", "life", "age", "ranks", "size", "why", right=numbers)
-        for item in map(summary, found.generations):
+        refers = any(committed.manifest.referred for committed in found.generations)
+        last = ("refers to",) if refers else ()
+        rows = table("generation", "step", "life", "age", "ranks", "size", "why", *last, right=numbers)
+        for committed in found.generations:
+            item = summary(committed)
             why = "finished" if item["finished"] else str(item["reason"] or "")
             rows.add_row(
                 item["name"],
@@ -39,14 +43,18 @@ def ls(run: RunArgument, json: JsonOption = False) -> None:
                 str(item["life"]),
                 age(now - item["created"]),
                 str(item["world_size"]),
-                size(item["bytes"]),
+                size(item["own_bytes"]),
                 why,
+                *([referred(committed)] if refers else []),
             )
         out = console()
         if found.generations:
             out.print(rows)
         else:
             out.print(nothing_there(opened), markup=False)
+        for lender in found.lenders:
+            told = f"{lender.id} was pruned; {len(lender.keys)} objects stay, which later generations refer to."
+            out.print(told, markup=False)
         for problem in found.problems:
             out.print(f"{problem.kind.value}: {problem.message}", markup=False)
     if not found.generations:

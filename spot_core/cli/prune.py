@@ -102,7 +102,18 @@ def prune(
     damaged = _damaged(opened, found, depth) if keep is not None else []
     store = DryRun(opened.store) if dry_run else opened.store
     sweep(store, opened.clock.now() - STALE_S)
-    done = prune_store(store, found, retention, life=fence.newest_life(opened.store), damaged=damaged, uploads=True)
+    life = fence.newest_life(opened.store)
+    own = [item.id for item in found.generations if item.id.life == life]
+    done = prune_store(
+        store,
+        found,
+        retention,
+        life=life,
+        damaged=damaged,
+        held=max(own, default=fence.builds_on(opened.store, life) if life else None),
+        check=lambda: _check_no_new_life(opened, life),
+        uploads=True,
+    )
     if json:
         print_json(
             {
@@ -125,6 +136,11 @@ def prune(
     elif done.uploads:
         told += f" {'Would abort' if dry_run else 'Aborted'} {done.uploads} unfinished uploads."
     out.print(told, markup=False)
+
+
+def _check_no_new_life(run: Run, life: int) -> None:
+    """Raises FencedError: what a life that began just now builds on is not known here."""
+    fence.check_fence(run.store, life)
 
 
 def _damaged(run: Run, found: Discovery, depth: Depth) -> list[GenerationId]:

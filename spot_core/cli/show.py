@@ -6,7 +6,7 @@ import json as json_text
 
 import typer
 
-from spot_core.cli.generations import pick, summary
+from spot_core.cli.generations import pick, referred, summary
 from spot_core.cli.output import GenerationArgument, JsonOption, RunArgument, console, moment, print_json, size, table
 from spot_core.run import Run
 
@@ -32,6 +32,8 @@ def show(run: RunArgument, generation: GenerationArgument = None, json: JsonOpti
     facts.add_row("committed", moment(manifest.created))
     facts.add_row("ranks", str(manifest.world_size))
     facts.add_row("size", f"{size(manifest.size)} in {len(manifest.objects)} objects")
+    if manifest.referred:
+        facts.add_row("refers to", f"{referred(committed)}, which stay for it when those are pruned")
     for name, value in sorted(manifest.meta.items()):
         facts.add_row(name, value if isinstance(value, str) else json_text.dumps(value, sort_keys=True))
     out.print(facts, markup=False)

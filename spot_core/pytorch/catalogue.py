@@ -30,9 +30,10 @@ __all__ = ["Blob", "Catalogue"]
 
 @dataclass(frozen=True)
 class Blob:
-    """A part's blob and how to check it."""
+    """A blob of this generation, or an older one's that it refers to, and how to check it."""
 
     rank: int
+    """One whose part says that it holds bytes of its own."""
     ref: ObjectRef
     chunk_size: int
     digests: Sequence[bytes] = field(repr=False)
@@ -45,12 +46,12 @@ class Catalogue:
     store: Store
     generation: GenerationId
     world_size: int
-    blobs: Mapping[int, Blob]
-    """By rank; ranks without bytes have none."""
+    blobs: Mapping[str, Blob]
+    """By key."""
     tensors: Mapping[str, Sequence[Chunk]]
     """Boxes of each tensor, which cover it; those of a rank's own carry its prefix."""
-    objects: Mapping[str, tuple[int, int, int]]
-    """Rank, offset and length in its blob, in bytes."""
+    objects: Mapping[str, tuple[str, int, int]]
+    """Key of its blob, offset and length there, in bytes."""
     shared_tree: Any
     local_trees: Mapping[int, Any]
     aliases: Mapping[str, str]
@@ -66,17 +67,20 @@ class Catalogue:
         where = f"generation {gen} at {store.uri}"
         with ThreadPoolExecutor(threads, thread_name_prefix="spot-index") as pool:
             indexes = list(pool.map(lambda part: _index(store, part, where), manifest.parts))
-        blobs: dict[int, Blob] = {}
+        blobs: dict[str, Blob] = {}
         tensors: dict[str, list[Chunk]] = {}
-        objects: dict[str, tuple[int, int, int]] = {}
+        objects: dict[str, tuple[str, int, int]] = {}
         shared: Any = None
         local: dict[int, Any] = {}
         for part, index in zip(manifest.parts, indexes, strict=True):
-            if part.blob is not None:
-                blobs[part.rank] = Blob(part.rank, part.blob, index.chunk_size, index.digests)
-            for fqn, chunks in chunks_of(index, part.rank, part.blob.size if part.blob else 0, where).items():
-                tensors.setdefault(fqn, []).extend(chunks)
-            objects.update({name: (part.rank, at, size) for name, (at, size) in index.objects.items()})
+            told = f"The index of rank {part.rank}, {where},"
+            for ref, blob in [(part.blob, index), *zip(part.bases, index.bases, strict=True)]:
+                for fqn, chunks in chunks_of(blob, ref, told).items():
+                    tensors.setdefault(fqn, []).extend(chunks)
+                key = "" if ref is None else ref.key
+                objects.update({name: (key, at, size) for name, (at, size) in blob.objects.items()})
+                if ref is not None:
+                    blobs.setdefault(key, Blob(part.rank, ref, blob.chunk_size, blob.digests))
             tree, local[part.rank] = trees_of(index)
             shared = tree if part.rank == 0 else shared
         _check_cover(tensors, where)

@@ -65,7 +65,8 @@ class _Landing:
 
 @dataclass
 class _Wave:
-    wishes: dict[int, list[_Wish]] = field(default_factory=dict)
+    wishes: dict[str, list[_Wish]] = field(default_factory=dict)
+    """By the blob's key."""
     landings: list[_Landing] = field(default_factory=list)
     nbytes: int = 0
 
@@ -92,19 +93,19 @@ def fetch(catalogue: Catalogue, transfers: Iterable[Transfer], *, threads: int =
 def fetch_bytes(catalogue: Catalogue, names: Iterable[str], *, threads: int = 4) -> dict[str, bytes]:
     """The objects of these names. Raises as `fetch` does."""
     buffers: dict[str, bytearray] = {}
-    wishes: dict[int, list[_Wish]] = {}
+    wishes: dict[str, list[_Wish]] = {}
     for name in names:
-        rank, offset, size = catalogue.objects[name]
+        key, offset, size = catalogue.objects[name]
         buffers[name] = bytearray(size)
         if size:
-            wishes.setdefault(rank, []).append(_Wish(offset, memoryview(buffers[name])))
+            wishes.setdefault(key, []).append(_Wish(offset, memoryview(buffers[name])))
     _run(catalogue, wishes, threads)
     return {name: bytes(buffer) for name, buffer in buffers.items()}
 
 
 def _waves(transfers: Iterable[Transfer]) -> Iterator[_Wave]:
     wave = _Wave()
-    for transfer in sorted(transfers, key=lambda transfer: (transfer.chunk.rank, transfer.chunk.offset)):
+    for transfer in sorted(transfers, key=lambda transfer: (transfer.chunk.key, transfer.chunk.offset)):
         if transfer.target.numel() == 0:
             continue
         _add(wave, transfer)
@@ -128,15 +129,15 @@ def _add(wave: _Wave, transfer: Transfer) -> None:
         wave.landings.append(_Landing(transfer, buffer, strides))
         wave.nbytes += buffer.nbytes
     wish = _Wish(chunk.offset + first * dtype.itemsize, memory(buffer))
-    wave.wishes.setdefault(chunk.rank, []).append(wish)
+    wave.wishes.setdefault(chunk.key, []).append(wish)
 
 
-def _run(catalogue: Catalogue, wishes: dict[int, list[_Wish]], threads: int) -> None:
+def _run(catalogue: Catalogue, wishes: dict[str, list[_Wish]], threads: int) -> None:
     with ThreadPoolExecutor(max(threads, 1), thread_name_prefix="spot-load") as pool:
         jobs = [
-            pool.submit(_read_chunk, catalogue, catalogue.blobs[rank], number, parts)
-            for rank, wanted in wishes.items()
-            for number, parts in _by_chunk(wanted, catalogue.blobs[rank].chunk_size)
+            pool.submit(_read_chunk, catalogue, catalogue.blobs[key], number, parts)
+            for key, wanted in wishes.items()
+            for number, parts in _by_chunk(wanted, catalogue.blobs[key].chunk_size)
         ]
         done, _ = wait(jobs, return_when=FIRST_EXCEPTION)
         if any(job.exception() is not None for job in done):

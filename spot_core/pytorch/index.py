@@ -1,6 +1,7 @@
 """What a rank's part says of its tensors and of the state's structure: the torch side of `spot_core.parts`.
 
-Beside what `PartIndex` owns, the index of a part holds::
+Beside what `PartIndex` owns, the index of a part holds (and each entry of ``"bases"`` the ``"tensors"`` of its blob,
+with the ``"digest"`` of each box beside)::
 
     "rank": 0, "world_size": 2,
     "tensors": {fqn: [{"offset", "nbytes", "dtype", "shape", "chunk": [[offsets], [lengths]]}, ...]},
@@ -20,8 +21,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from spot_core.errors import FormatError
-from spot_core.manifest import FORMAT
-from spot_core.parts import PartIndex
+from spot_core.manifest import FORMAT, ObjectRef
+from spot_core.parts import BlobIndex, PartIndex
 from spot_core.pytorch.codec import torch_dtype
 from spot_core.writer.job import RawJson
 
@@ -30,9 +31,8 @@ __all__ = ["Chunk", "chunks_json", "chunks_of", "index_document", "local_prefix"
 
 @dataclass(frozen=True)
 class Chunk:
-    """A box of a tensor, and where its bytes are in the blob of one rank."""
+    """A box of a tensor, and where its bytes are in a blob."""
 
-    rank: int
     offset: int
     """In bytes from the blob's start, a multiple of 64."""
     nbytes: int
@@ -43,6 +43,8 @@ class Chunk:
     """Where the box begins in the tensor, in elements."""
     lengths: tuple[int, ...]
     """The box's own shape."""
+    key: str = ""
+    """Of the blob; empty while it is not written."""
 
     @property
     def whole(self) -> bool:
@@ -95,25 +97,29 @@ def index_document(
     }
 
 
-def chunks_of(index: PartIndex, rank: int, blob_size: int, where: str) -> dict[str, list[Chunk]]:
-    """The tensors in a part. Raises FormatError for entries that do not add up or reach beyond the blob."""
+def chunks_of(index: BlobIndex, blob: ObjectRef | None, where: str) -> dict[str, list[Chunk]]:
+    """The tensors in a blob. Raises FormatError for entries that do not add up or reach beyond it.
+
+    `where` says in messages which index this is.
+    """
     found: dict[str, list[Chunk]] = {}
+    key, size = ("", 0) if blob is None else (blob.key, blob.size)
     try:
         for fqn, entries in index.raw.get("tensors", {}).items():
-            found[fqn] = [_chunk(rank, entry) for entry in entries]
+            found[fqn] = [_chunk(key, entry) for entry in entries]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise FormatError(f"The index of rank {rank}, {where}, lacks or garbles a field ({error!r}).") from error
+        raise FormatError(f"{where} lacks or garbles a field ({error!r}).") from error
     for fqn, chunks in found.items():
         for chunk in chunks:
-            if not _adds_up(chunk, blob_size):
-                raise FormatError(f"The index of rank {rank}, {where}, has an impossible entry for {fqn!r}.")
+            if not _adds_up(chunk, size):
+                raise FormatError(f"{where} has an impossible entry for {fqn!r}.")
     return found
 
 
-def _chunk(rank: int, entry: Mapping[str, Any]) -> Chunk:
+def _chunk(key: str, entry: Mapping[str, Any]) -> Chunk:
     offsets, lengths = entry["chunk"]
     return Chunk(
-        rank=rank,
+        key=key,
         offset=int(entry["offset"]),
         nbytes=int(entry["nbytes"]),
         dtype=str(entry["dtype"]),

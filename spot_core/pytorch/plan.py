@@ -210,13 +210,13 @@ class Planner:
             lengths, dtype = tuple(data.chunk.sizes), data.properties.dtype
             nbytes = math.prod(lengths) * dtype.itemsize
             offsets, shape = tuple(data.chunk.offsets), tuple(data.size)
-            chunk = Chunk(self.rank, at, nbytes, torch_name(dtype), shape, offsets, lengths)
+            chunk = Chunk(at, nbytes, torch_name(dtype), shape, offsets, lengths)
             slots.append(_Slot(item.index.fqn, item.index.fqn, True, item.index, chunk))
             at = _aligned(at + nbytes)
         shared_slots = len(slots)
         for fqn, tensor in local.items():
             shape = tuple(tensor.shape)
-            chunk = Chunk(self.rank, at, tensor.nbytes, torch_name(tensor.dtype), shape, (0,) * len(shape), shape)
+            chunk = Chunk(at, tensor.nbytes, torch_name(tensor.dtype), shape, (0,) * len(shape), shape)
             slots.append(_Slot(local_prefix(self.rank) + fqn, fqn, False, MetadataIndex(fqn), chunk))
             at = _aligned(at + tensor.nbytes)
         return _Layout(tuple(slots), shared_slots, at, chunks_json([(slot.fqn, slot.chunk) for slot in slots]))

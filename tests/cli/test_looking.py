@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from typer.testing import Result
 
+from spot_core.retention import Retention
 from spot_core.run import Run
 
 Spot = Callable[..., Result]
@@ -39,11 +40,42 @@ def test_ls_json_has_its_keys(run: Run, spot: Spot) -> None:
     value = json.loads(spot("ls", run.uri, "--json").stdout)
     record = run.record()
     assert record is not None
-    assert sorted(value) == ["generations", "problems", "run", "run_id"]
+    assert sorted(value) == ["generations", "lenders", "problems", "run", "run_id"]
     assert value["run_id"] == record.run_id
     newest = value["generations"][0]
-    assert sorted(newest) == ["bytes", "created", "finished", "life", "name", "reason", "step", "world_size"]
+    names = ["bytes", "created", "finished", "life", "name", "own_bytes", "reason", "refers_to", "step", "world_size"]
+    assert sorted(newest) == names
     assert (newest["name"], newest["life"], newest["step"], newest["world_size"]) == (NEWEST, 2, 30, 2)
+
+
+def test_what_is_referred_to_is_told(tmp_path: Path, spot: Spot) -> None:
+    run = Run.open(tmp_path / "run")
+    writer = run.claim()
+    for step in (1, 2, 3):
+        opened = writer.begin(step)
+        part = opened.write(0, {"w": b"w" * 100}, unchanging={"base": b"b" * 2000})
+        opened.seal([part], world_size=1).commit({})
+    writer.prune(Retention(2))
+    first, second, third = (f"000001-00000000000{step}" for step in (1, 2, 3))
+    listed = spot("ls", run.uri)
+    assert [line.split()[0] for line in listed.stdout.splitlines()] == ["generation", third, second, first]
+    assert f"2.0 kB of {first}" in listed.stdout
+    assert f"{first} was pruned; 1 objects stay, which later generations refer to." in listed.stdout
+    value = json.loads(spot("ls", run.uri, "--json").stdout)
+    newest = value["generations"][0]
+    assert newest["refers_to"] == [first]
+    assert newest["bytes"] == newest["own_bytes"] + 2000
+    assert [lender["name"] for lender in value["lenders"]] == [first]
+    shown = spot("show", run.uri)
+    assert f"2.0 kB of {first}, which stay for it when those are pruned" in " ".join(shown.stdout.split())
+    for depth in ("sizes", "digests"):
+        assert spot("verify", run.uri, "--depth", depth).exit_code == 0
+    ((key,),) = [lender["objects"] for lender in value["lenders"]]
+    Path(run.uri, key).write_bytes(b"x" * 2000)
+    assert spot("verify", run.uri).exit_code == 0
+    assert spot("verify", run.uri, "--depth", "digests").exit_code == 4
+    Path(run.uri, key).unlink()
+    assert spot("verify", run.uri).exit_code == 4
 
 
 @pytest.mark.parametrize("command", ["ls", "show", "verify", "doctor"])

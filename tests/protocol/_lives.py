@@ -5,14 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from spot_core import (
+    Committed,
     Depth,
     Discovery,
     GenerationId,
+    Open,
+    Part,
     Retention,
     Run,
     Selection,
     SpotError,
     TransientStoreError,
+    Verified,
 )
 from spot_core.store import Store
 from spot_core.testing import FakeClock
@@ -24,6 +28,11 @@ RETENTION = Retention(keep=2)
 def content(gen: GenerationId, rank: int) -> dict[str, bytes]:
     """What `rank` saves at `gen`: tells every generation and rank from every other."""
     return {"weights": f"{gen} of rank {rank} ".encode() * 300, "step": b"%d" % gen.step, "empty": b""}
+
+
+def frozen(gen: GenerationId, rank: int) -> dict[str, bytes]:
+    """What of `gen` seldom changes: with each third save."""
+    return {"base": f"{gen.step // 30} of rank {rank} ".encode() * 300, "nothing": b""}
 
 
 def seniority(gen: GenerationId) -> tuple[int, int]:
@@ -40,15 +49,18 @@ class Witness:
     """Commits whose caller was told that they are done."""
     resumed: list[GenerationId | None] = field(default_factory=list)
     lives: list[int] = field(default_factory=list)
+    refers: bool = False
+    """Saves hold something that seldom changes, and refer to it."""
 
 
-def live(store: Store, witness: Witness, *, saves: int = 3) -> None:
+def live(store: Store, witness: Witness, *, saves: int = 3, retention: Retention = RETENTION) -> None:
     """One life: resume, claim, and `saves` rounds of save and prune. Errors of a save or prune are borne, as a trainer
     bears them; one while resuming or claiming ends the life, as a trainer refuses to start."""
     run = Run.open(store, clock=FakeClock())
     try:
-        start = resume(run)
-        writer = run.claim(info={"host": "test"})
+        found = resumed(run)
+        start = None if found is None else found.id
+        writer = run.claim(info={"host": "test"}, continues=found if witness.refers else None)
     except TransientStoreError:
         return
     witness.resumed.append(start)
@@ -59,23 +71,38 @@ def live(store: Store, witness: Witness, *, saves: int = 3) -> None:
         try:
             opened = writer.begin(step)
             witness.attempted.add(opened.id)
-            parts = [opened.write(rank, content(opened.id, rank)) for rank in range(WORLD)]
+            parts = [write(opened, rank, refers=witness.refers) for rank in range(WORLD)]
             committed = opened.seal(parts, world_size=WORLD).commit({"reason": "interval"})
             witness.acknowledged.append(committed.id)
-            writer.prune(RETENTION)
+            writer.prune(retention)
         except SpotError:
             continue
 
 
+def write(opened: Open, rank: int, *, refers: bool) -> Part:
+    return opened.write(rank, content(opened.id, rank), unchanging=frozen(opened.id, rank) if refers else None)
+
+
 def resume(run: Run) -> GenerationId | None:
     """The id of the generation resumed from, after reading all of it; None for a fresh start."""
+    found = resumed(run)
+    return None if found is None else found.id
+
+
+def resumed(run: Run) -> Committed | None:
     verified = run.select(Depth.DIGESTS).verified
     if verified is None:
         return None
+    read(verified)
+    return verified.committed
+
+
+def read(verified: Verified) -> None:
+    """All of it, and it is what was saved."""
     gen = verified.committed.id
     for rank in range(WORLD):
-        assert {name: verified.read(name, rank) for name in verified.names(rank)} == content(gen, rank)
-    return gen
+        seldom = frozen(gen, rank) if verified.committed.manifest.bases else {}
+        assert {name: verified.read(name, rank) for name in verified.names(rank)} == content(gen, rank) | seldom
 
 
 def check(store: Store, witness: Witness) -> Selection:
@@ -92,7 +119,10 @@ def check(store: Store, witness: Witness) -> Selection:
         resume(run)
     discovery = run.discover()
     for committed in discovery.generations:
-        run.verify(committed, Depth.DIGESTS)  # no torn generation is ever live
+        verified = run.verify(committed, Depth.DIGESTS)  # no torn generation is ever live
+        if witness.refers:
+            assert all(part.bases for part in committed.manifest.parts)
+            read(verified)
     return selection
 
 

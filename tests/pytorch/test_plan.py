@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from spot_core.errors import FormatError
+from spot_core.manifest import ObjectRef
 from spot_core.pytorch.index import chunks_of
 from spot_core.pytorch.plan import Planner, RankPlan
 
@@ -105,4 +106,4 @@ def test_entries_that_do_not_add_up_are_refused(entry: dict[str, object]) -> Non
         raw = {"tensors": {"w": [entry]}}  # noqa: RUF012
 
     with pytest.raises(FormatError):
-        chunks_of(Index(), 0, 100, "here")
+        chunks_of(Index(), ObjectRef("blob", 100, ""), "here")

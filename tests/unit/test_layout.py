@@ -31,7 +31,17 @@ def test_every_key_is_pinned() -> None:
         blob_key="generations/000003-000000001200/a0-r00007.blob",
         index_key="generations/000003-000000001200/a0-r00007.index.json",
     )
+    assert layout.part_target(GEN, "a0", 7).base_key == "generations/000003-000000001200/a0-r00007.base.blob"
+    assert layout.base_key("x/a0-r00007.blob") == "x/a0-r00007.base.blob"
     assert {"spot.json", "latest.json", "generations", "lives", "tombstones", "stops", "probes"} == layout.KNOWN_NAMES
+
+
+def test_keys_are_told_apart() -> None:
+    target = layout.part_target(GEN, "a0", 7)
+    assert [layout.is_base(key) for key in (target.base_key, target.blob_key, target.index_key)] == [True, False, False]
+    assert layout.generation_of(target.base_key) == layout.generation_of(layout.marker_key(GEN)) == GEN
+    others = ("generations/", "generations/x/a.blob", "tombstones/000003-000000001200", "spot.json")
+    assert [layout.generation_of(key) for key in others] == [None] * len(others)
 
 
 def test_only_layout_spells_keys() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -54,6 +55,25 @@ GOLDEN = {
 def test_the_format_is_pinned() -> None:
     assert json.loads(MANIFEST.to_bytes()) == GOLDEN
     assert Manifest.from_bytes(json.dumps(GOLDEN).encode()) == MANIFEST
+
+
+def test_base_blobs_are_a_feature_that_older_releases_refuse() -> None:
+    own, old = (
+        ObjectRef("generations/000003-000000001200/a4-r00000.base.blob", 10, "d"),
+        ObjectRef("generations/000001-000000000007/a0-r00000.base.blob", 1000, "e"),
+    )
+    first, second = MANIFEST.parts
+    manifest = replace(MANIFEST, parts=(replace(first, bases=(own, old)), replace(second, bases=(old,))))
+    value = json.loads(manifest.to_bytes())
+    assert value["features"] == ["bases"]
+    assert value["parts"][1]["bases"] == [
+        {"key": "generations/000001-000000000007/a0-r00000.base.blob", "size": 1000, "digest": "e"}
+    ]
+    assert Manifest.from_bytes(manifest.to_bytes()) == manifest
+    assert manifest.bases == (own, old)
+    assert manifest.referred == (old,)
+    assert [ref.size for ref in manifest.objects] == [8192, 99, 10, 1000, 9]
+    assert (manifest.size, manifest.own_size) == (9310, 8310)
 
 
 def test_equal_manifests_are_equal_bytes() -> None:
