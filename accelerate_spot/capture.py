@@ -108,6 +108,11 @@ def stable_tensors(accelerator: Any, shared: Mapping[str, Any]) -> list[Tensor]:
     return [*parameters, *nested.tensors(shared["optimizers"])]
 
 
+def frozen_tensors(accelerator: Any) -> list[Tensor]:
+    """Tensors that are not expected to change from save to save."""
+    return [tensor for model in _compat.models(accelerator) for tensor in modules.frozen(model)]
+
+
 def expected_bytes(accelerator: Any) -> int:
     """About what this rank's snapshot will take."""
     optimizers = [_compat.wrapped(optimizer) for optimizer in _compat.optimizers(accelerator)]

@@ -334,6 +334,7 @@ class Job:
             shared=shared,
             local=local,
             stable=[] if wait else capture.stable_tensors(self.accelerator, shared),
+            frozen=capture.frozen_tensors(self.accelerator),
             reason=reason,
             finished=finished,
             wait=wait,

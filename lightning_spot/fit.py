@@ -329,6 +329,7 @@ class Fit:
             local=local,
             stable=stable,
             droppable=capture.DROPPABLE,
+            frozen=modules.frozen(self._module),
             reason=reason,
             finished=finished,
             wait=wait,

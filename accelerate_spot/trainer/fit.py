@@ -367,6 +367,7 @@ class Fit:
             shared=shared,
             local=local,
             stable=[] if wait else capture.stable_tensors(self._trainer, shared),
+            frozen=modules.frozen(self._trainer.model),
             reason=reason,
             finished=finished,
             wait=wait,

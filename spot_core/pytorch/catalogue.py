@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.metadata import (
 from spot_core.errors import FormatError, KeyMissingError, TornGenerationError
 from spot_core.layout import GenerationId
 from spot_core.manifest import ObjectRef, Part
-from spot_core.parts import PartIndex
+from spot_core.parts import BlobIndex, PartIndex
 from spot_core.pytorch.codec import torch_dtype
 from spot_core.pytorch.index import Chunk, chunks_of, local_prefix, trees_of
 from spot_core.pytorch.state import tensor_nodes
@@ -54,6 +54,7 @@ class Catalogue:
     """Key of its blob, offset and length there, in bytes."""
     shared_tree: Any
     local_trees: Mapping[int, Any]
+    bases: Sequence[tuple[ObjectRef, BlobIndex]]
     aliases: Mapping[str, str]
     """Further names of shared tensors (tied weights), to the names they are stored under."""
 
@@ -85,7 +86,9 @@ class Catalogue:
             shared = tree if part.rank == 0 else shared
         _check_cover(tensors, where)
         aliases = {node["as"]: node["fqn"] for node in tensor_nodes(shared) if "as" in node}
-        return cls(store, gen, manifest.world_size, blobs, tensors, objects, shared, local, aliases)
+        pairs = zip(manifest.parts, indexes, strict=True)
+        bases = [pair for part, index in pairs for pair in zip(part.bases, index.bases, strict=True)]
+        return cls(store, gen, manifest.world_size, blobs, tensors, objects, shared, local, bases, aliases)
 
     @property
     def where(self) -> str:

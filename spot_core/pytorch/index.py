@@ -26,7 +26,7 @@ from spot_core.parts import BlobIndex, PartIndex
 from spot_core.pytorch.codec import torch_dtype
 from spot_core.writer.job import RawJson
 
-__all__ = ["Chunk", "chunks_json", "chunks_of", "index_document", "local_prefix", "trees_of"]
+__all__ = ["Chunk", "chunks_json", "chunks_of", "entry_of", "index_document", "local_prefix", "trees_of"]
 
 
 @dataclass(frozen=True)
@@ -61,18 +61,22 @@ def chunks_json(chunks: Sequence[tuple[str, Chunk]]) -> RawJson:
     return RawJson(lambda: _entries(chunks))
 
 
+def entry_of(chunk: Chunk, digest: str | None = None) -> dict[str, Any]:
+    """What the index says of one box; `digest`, of its bytes, for one in a base blob."""
+    entry: dict[str, Any] = {
+        "offset": chunk.offset,
+        "nbytes": chunk.nbytes,
+        "dtype": chunk.dtype,
+        "shape": chunk.shape,
+        "chunk": [chunk.offsets, chunk.lengths],
+    }
+    return entry if digest is None else {**entry, "digest": digest}
+
+
 def _entries(chunks: Iterable[tuple[str, Chunk]]) -> dict[str, list[dict[str, Any]]]:
     tensors: dict[str, list[dict[str, Any]]] = {}
     for fqn, chunk in chunks:
-        tensors.setdefault(fqn, []).append(
-            {
-                "offset": chunk.offset,
-                "nbytes": chunk.nbytes,
-                "dtype": chunk.dtype,
-                "shape": chunk.shape,
-                "chunk": [chunk.offsets, chunk.lengths],
-            }
-        )
+        tensors.setdefault(fqn, []).append(entry_of(chunk))
     return tensors
 
 

@@ -7,7 +7,7 @@ import logging
 import os
 import socket
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import wait
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -17,6 +17,7 @@ from spot_core.config import Settings
 from spot_core.generation import Committed
 from spot_core.launch.stoprecord import StopRecord, leave_note
 from spot_core.pytorch.agree import Agreement, FreezeAgreement
+from spot_core.pytorch.bases import Baseline, Held, Key
 from spot_core.pytorch.bulletin import Bulletin
 from spot_core.pytorch.channel import Channel
 from spot_core.pytorch.committer import Patience
@@ -50,7 +51,10 @@ class Live:
     watcher: signals.Watcher
     splitter: Resplitter
     relay: Relay
+    baseline: Baseline
     local: LocalTier | None = None
+    newest: Committed | None = None
+    """The newest generation that this life committed to the run's store, as all ranks know it."""
     shares: list[Share] = field(default_factory=list)
     """This rank's parts of the last saves."""
 
@@ -67,8 +71,12 @@ class Live:
         patience: Patience,
         notify: Callable[[signals.Notice], None],
         local: LocalTier | None = None,
+        held: Mapping[Key, Held] | None = None,
     ) -> Live:
-        """Not collective. `sources` None: those that `settings.sources` names. Starts no watching yet."""
+        """Not collective. `sources` None: those that `settings.sources` names. Starts no watching yet.
+
+        `held`: what saves may refer to of the generation that this life goes on from.
+        """
         if sources is None:
             sources = signals.sources(settings.sources, grace_s=settings.grace_s, clock=run.clock)
         client = WriterClient.start(
@@ -93,6 +101,8 @@ class Live:
             signals.Watcher(sources, clock=run.clock, on_notice=notify),
             Resplitter(),
             Relay(client, channel, tiered=local is not None, at_once=at_once, wait_s=patience.write_s),
+            # At the local tier every generation is whole; what is there already is found out on the way to the store.
+            Baseline(held, refers=local is None),
             local,
         )
 
@@ -139,21 +149,24 @@ def _agreement(ranks: Ranks, channel: Channel, patience: Patience) -> Agreement:
 
 def claim_life(
     run: Run, settings: Settings, ranks: Ranks, resumed: Committed | None
-) -> tuple[int, list[Writer], LocalTier | None]:
-    """Collective: the next life's number, its writer (on rank 0 only), this machine's local tier, entered."""
+) -> tuple[int, list[Writer], LocalTier | None, bool]:
+    """Collective: the next life's number, its writer (on rank 0 only), this machine's local tier, entered; and whether
+    saves may refer to what `resumed` holds.
+    """
     writers: list[Writer] = []
 
-    def claim() -> tuple[int, RunRecord | None, dict[str, Any]]:
+    def claim() -> tuple[int, RunRecord | None, dict[str, Any], bool]:
         info = claim_info(ranks.world_size, resumed)
-        writers.append(run.claim(info=info))
-        return writers[0].life, None if settings.local is None else run.record(), info
+        writers.append(run.claim(info=info, continues=resumed if settings.local is None else None))
+        record = None if settings.local is None else run.record()
+        return writers[0].life, record, info, bool(writers[0].lendable)
 
-    life, record, info = ranks.from_first(claim)
+    life, record, info, refers = ranks.from_first(claim)
     if record is None or settings.local is None:
-        return life, writers, None
+        return life, writers, None, refers
     local = LocalTier.open(settings.local, record.run_id, run.store)
     ranks.together(lambda: local.enter(record, life, info))
-    return life, writers, local
+    return life, writers, local, False
 
 
 def claim_info(world_size: int, resumed: Committed | None) -> dict[str, Any]:

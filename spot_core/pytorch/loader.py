@@ -13,6 +13,7 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlanner, Read
 
 from spot_core.errors import FormatError, ResumeMismatchError
 from spot_core.layout import GenerationId
+from spot_core.pytorch.bases import Held, Key, held_in
 from spot_core.pytorch.catalogue import Catalogue
 from spot_core.pytorch.codec import torch_dtype
 from spot_core.pytorch.fetch import Transfer, fetch, fetch_bytes
@@ -39,6 +40,8 @@ class LoadedState:
     """Tensors of the template that the generation does not have; they were left alone."""
     world_size: int
     """The number of ranks that saved."""
+    held: Mapping[Key, Held]
+    """What later generations may refer to."""
     nearest: Any
     """`local`, or for a rank that has none rank 0's: what is alike on all ranks stands there."""
     _read: Callable[[int], Any] = field(repr=False, compare=False)
@@ -97,6 +100,7 @@ def load(
         catalogue.world_size == world,
         tuple(fqn for fqn in wanted if fqn not in known),
         catalogue.world_size,
+        held_in(catalogue.bases),
         nearest,
         lambda other: _read_local(catalogue, other, threads=threads, allow_pickle=allow_pickle),
     )

@@ -50,6 +50,11 @@ def set_modes(module: nn.Module, saved: Mapping[str, list[str]]) -> None:
             part.track_running_stats = name not in untracked  # type: ignore[assignment]
 
 
+def frozen(module: nn.Module) -> list[Tensor]:
+    """What of a module is not expected to change from save to save: parameters that nothing trains, and buffers."""
+    return [*(one for one in module.parameters() if not one.requires_grad), *module.buffers()]
+
+
 def expected_bytes(module: nn.Module, optimizers: Iterable[torch.optim.Optimizer], world_size: int) -> int:
     """About what this rank's snapshot will take, before the first one: its memory is checked and taken at the start.
 

@@ -31,8 +31,9 @@ from spot_core.parts import ALIGNMENT
 from spot_core.pytorch.codec import torch_name
 from spot_core.pytorch.index import Chunk, chunks_json, index_document, local_prefix
 from spot_core.writer.job import RawJson
+from spot_core.writer.slab import round_up
 
-__all__ = ["PlannedItem", "Planner", "RankPlan", "SameTensors"]
+__all__ = ["BaseItem", "PlannedItem", "Planner", "RankPlan", "SameTensors"]
 
 SMALL_BYTES = 64 << 10
 """Replicated tensors below this size come from the lowest rank: DDP broadcasts rank 0's buffers, so its are the true
@@ -57,6 +58,25 @@ class PlannedItem:
     nbytes: int
 
 
+@dataclass(frozen=True)
+class BaseItem(PlannedItem):
+    """One that is not expected to change, and lies apart from the rest; `offset` counts from `RankPlan.base_start`."""
+
+    chunk: Chunk
+
+    @property
+    def key(self) -> tuple[str, str, tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+        """Which box of which tensor this is."""
+        return self.fqn, self.chunk.dtype, self.chunk.shape, self.chunk.offsets, self.chunk.lengths
+
+    def chunk_at(self, offset: int) -> Chunk:
+        return dataclasses.replace(self.chunk, offset=offset)
+
+    def next_offset(self, offset: int) -> int:
+        """Where the next one begins when this one lies at `offset`."""
+        return _aligned(offset + self.nbytes)
+
+
 @dataclass(frozen=True, eq=False)
 class RankPlan:
     """What this rank writes. The same object as for the save before when every tensor is the same memory as then."""
@@ -68,6 +88,21 @@ class RankPlan:
     """Bytes of the blob; between the items it holds arbitrary padding."""
     tensors: RawJson
     objects: Mapping[str, tuple[int, int]]
+    bases: tuple[BaseItem, ...] = ()
+    """Further items, not of the blob (see `bases`)."""
+    base_size: int = 0
+    bound: tuple[torch.Tensor, ...] = ()
+    """The tensors of all items but objects, in the planner's order."""
+
+    @property
+    def base_start(self) -> int:
+        """Where in the slab the items of `bases` begin, on a page."""
+        return round_up(self.size)
+
+    @property
+    def room(self) -> int:
+        """Bytes of the slab that a snapshot takes."""
+        return self.base_start + self.base_size if self.bases else self.size
 
     def index(self, shared_tree: Any, local_tree: Any) -> dict[str, Any]:
         """The index that belongs to the blob, for a `WriteJob`."""
@@ -88,6 +123,7 @@ class _Slot:
     shared: bool
     where: MetadataIndex  # which shard
     chunk: Chunk
+    base: bool = False
 
 
 @dataclass(frozen=True)
@@ -96,6 +132,7 @@ class _Layout:
     """The shared ones first."""
     shared_slots: int
     size: int
+    base_size: int
     tensors: RawJson
 
 
@@ -113,6 +150,7 @@ class Planner:
         self._shared_form: list[tuple[Any, ...]] | None = None
         self._local_form: list[tuple[Any, ...]] | None = None
         self._pinned: Set[str] = frozenset()
+        self._apart: tuple[Set[int], Set[str]] = (frozenset(), frozenset())
         self._mine: tuple[WriteItem, ...] = ()
         self._layout: _Layout | None = None
         self._addresses: list[tuple[Any, ...]] = []
@@ -132,6 +170,8 @@ class Planner:
         shared_objects: Mapping[str, bytes] | None = None,
         local_objects: Mapping[str, bytes] | None = None,
         pinned: Set[str] = frozenset(),
+        apart: Set[int] = frozenset(),
+        mutable: Set[str] = frozenset(),
     ) -> RankPlan:
         """Collective over the group: the plan for this rank.
 
@@ -140,6 +180,8 @@ class Planner:
         local: this rank's own, stored under ``rank<rank>.<fqn>``.
         shared_objects, local_objects: bytes by fqn; shared ones are rank 0's.
         pinned: shared fqns that must come from the lowest rank holding them, whatever their size.
+        apart: addresses of the storages of tensors that are not expected to change (this rank's): unless they are
+            small, or `mutable` names them, they are planned as `RankPlan.bases`.
 
         Raises, on every rank, SaveError when the ranks' states do not fit together or one of them could not plan;
         ConfigError for placements that hold no values (Partial). Nothing was written then.
@@ -153,7 +195,8 @@ class Planner:
             self._mine = self._plan_together(shared, pinned)
             self._shared_form, self._pinned = form, frozenset(pinned)
         local_form = _form(local)
-        if self._layout is None or local_form != self._local_form:
+        if self._layout is None or local_form != self._local_form or (apart, mutable) != self._apart:
+            self._apart = (apart, mutable)
             self._layout = self._lay_out(shared, local)
             self._local_form, self._last, self._addresses, self._buffers = local_form, None, [], {}
             self._shared = None
@@ -203,23 +246,31 @@ class Planner:
 
     def _lay_out(self, shared: Mapping[str, torch.Tensor], local: Mapping[str, torch.Tensor]) -> _Layout:
         slots: list[_Slot] = []
-        at = 0
+        at = base_at = 0
+        apart, mutable = self._apart
         for item in self._mine:
-            data = item.tensor_data
+            data, fqn = item.tensor_data, item.index.fqn
             assert data is not None  # plans hold tensors only
             lengths, dtype = tuple(data.chunk.sizes), data.properties.dtype
             nbytes = math.prod(lengths) * dtype.itemsize
             offsets, shape = tuple(data.chunk.offsets), tuple(data.size)
             chunk = Chunk(at, nbytes, torch_name(dtype), shape, offsets, lengths)
-            slots.append(_Slot(item.index.fqn, item.index.fqn, True, item.index, chunk))
-            at = _aligned(at + nbytes)
+            slot = _Slot(fqn, fqn, True, item.index, chunk)
+            expected = apart and nbytes >= SMALL_BYTES and fqn not in mutable
+            if expected and _storage(_local_tensor(shared, slot)) in apart:
+                slot = dataclasses.replace(slot, chunk=dataclasses.replace(chunk, offset=base_at), base=True)
+                base_at = _aligned(base_at + nbytes)
+            else:
+                at = _aligned(at + nbytes)
+            slots.append(slot)
         shared_slots = len(slots)
         for fqn, tensor in local.items():
             shape = tuple(tensor.shape)
             chunk = Chunk(at, tensor.nbytes, torch_name(tensor.dtype), shape, (0,) * len(shape), shape)
             slots.append(_Slot(local_prefix(self.rank) + fqn, fqn, False, MetadataIndex(fqn), chunk))
             at = _aligned(at + tensor.nbytes)
-        return _Layout(tuple(slots), shared_slots, at, chunks_json([(slot.fqn, slot.chunk) for slot in slots]))
+        named = [(slot.fqn, slot.chunk) for slot in slots if not slot.base]
+        return _Layout(tuple(slots), shared_slots, at, base_at, chunks_json(named))
 
     def _bind(
         self,
@@ -230,7 +281,7 @@ class Planner:
     ) -> RankPlan:
         last = self._last() if self._last is not None else None
         known = layout.shared_slots if last is not None and self._shared is not None else 0
-        tensors = [item.tensor for item in last.items[:known]] if last is not None else []
+        tensors = list(last.bound[:known]) if last is not None else []
         tensors += [_local_tensor(shared if slot.shared else local, slot) for slot in layout.slots[known:]]
         for i, buffer in self._buffers.items():
             made = _local_tensor(shared, layout.slots[i]) if i < known else tensors[i]
@@ -244,22 +295,43 @@ class Planner:
             if address != before and _may_be_buffered(tensors[i]):
                 tensors[i] = self._buffers[i] = tensors[i].clone(memory_format=torch.contiguous_format)
                 addresses[i] = _address(tensors[i])
+        bound = list(zip(layout.slots, tensors, strict=True))
         items = [
             PlannedItem(slot.fqn, tensor, slot.chunk.offset, slot.chunk.nbytes)
-            for slot, tensor in zip(layout.slots, tensors, strict=True)
+            for slot, tensor in bound
+            if not slot.base
+        ]
+        bases = [
+            BaseItem(slot.fqn, tensor, slot.chunk.offset, slot.chunk.nbytes, slot.chunk)
+            for slot, tensor in bound
+            if slot.base
         ]
         at, places = layout.size, {}
         for fqn, data in objects.items():
             places[fqn] = (at, len(data))
             items.append(PlannedItem(fqn, torch.frombuffer(bytearray(data), dtype=torch.uint8), at, len(data)))
             at = _aligned(at + len(data))
-        plan = RankPlan(self.rank, self.world_size, tuple(items), at, layout.tensors, places)
+        plan = RankPlan(
+            self.rank,
+            self.world_size,
+            tuple(items),
+            at,
+            layout.tensors,
+            places,
+            tuple(bases),
+            layout.base_size,
+            tuple(tensors),
+        )
         self._addresses, self._last = addresses, weakref.ref(plan)
         return plan
 
 
 def _address(tensor: torch.Tensor) -> tuple[Any, ...]:
     return (tensor.data_ptr(), tensor.stride(), tensor.device)
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
 
 
 def _may_be_buffered(tensor: torch.Tensor) -> bool:

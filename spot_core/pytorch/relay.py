@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from spot_core.errors import SaveError
 from spot_core.layout import PartTarget
-from spot_core.manifest import Part
+from spot_core.manifest import ObjectRef, Part
 from spot_core.pytorch.channel import Channel, ChannelError
 from spot_core.pytorch.committer import report
 from spot_core.writer import DrainJob, WriteJob, WriterClient
@@ -45,6 +45,8 @@ class Relay:
         self._width = at_once or MOST_AT_ONCE
         self._wait_s = wait_s
         self._given_up = threading.Event()
+        self.lent: tuple[ObjectRef, ...] = ()
+        """What parts that are drained may refer to at the run's store."""
 
     def clear(self) -> None:
         """Before another snapshot: a write that still waits for its turn is given up."""
@@ -66,7 +68,7 @@ class Relay:
 
     def drain(self, number: int, part: Part, target: PartTarget) -> Future[Part]:
         """Bring a part from the local tier to the store, and tell rank 0 of its end under ``drain/<number>``."""
-        future = self._in_turn(number, lambda: self._client.drain(DrainJob(part, target)))
+        future = self._in_turn(number, lambda: self._client.drain(DrainJob(part, target, self.lent)))
         future.add_done_callback(lambda done: report(self._channel, f"drain/{number}", part.rank, done))
         return future
 

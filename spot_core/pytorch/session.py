@@ -23,6 +23,7 @@ from spot_core.manifest import Manifest
 from spot_core.policy import CONTINUE, EXIT_S, Decision, Kind
 from spot_core.pytorch import loader
 from spot_core.pytorch.agree import Agreed, Request
+from spot_core.pytorch.bases import Held, Key
 from spot_core.pytorch.channel import Channel, ChannelError, ChannelTimeout
 from spot_core.pytorch.committer import Patience
 from spot_core.pytorch.lead import Lead
@@ -103,6 +104,7 @@ class Session:
         )
         self._resumed: Committed | None = None
         self._from_local, self._durable = False, False
+        self._held: Mapping[Key, Held] = {}
         self._damaged: list[GenerationId] = []
         self._ready = Readiness(run, settings, self._ranks)
         self._live: Live | None = None
@@ -165,6 +167,7 @@ class Session:
         self._resumed = committed
         # Not the state itself: it is the caller's, and large.
         self._from_local, self._durable = found.local is not None, found.durable
+        self._held = state.held
         return Resumed(state, committed.id.step, committed.id.life, committed.id.name, committed.manifest.meta)
 
     def start(self, *, fresh_ok: bool = True, state_bytes: int | None = None) -> None:
@@ -183,7 +186,8 @@ class Session:
             )
         self._ready.room(state_bytes)
         ranks = self._ranks
-        life, writers, local = claim_life(self._run, self._settings, ranks, self._resumed)
+        life, writers, local, refers = claim_life(self._run, self._settings, ranks, self._resumed)
+        self._held = self._held if refers else {}
         channel = Channel.open(rank=ranks.rank, world_size=ranks.world_size, group=ranks.group, clock=self._run.clock)
         ranks.together(lambda: self._come_alive(life, channel, writers, local))
         if ranks.rank == 0:
@@ -223,6 +227,7 @@ class Session:
             patience=self._patience,
             notify=self.notify,
             local=local,
+            held=self._held,
         )
         for writer in writers:  # rank 0's one
             self._lead = Lead(
@@ -325,6 +330,7 @@ class Session:
         local: Mapping[str, Any],
         stable: Iterable[torch.Tensor] = (),
         droppable: Collection[str] = (),
+        frozen: Iterable[torch.Tensor] = (),
         reason: str = "",
         finished: bool = False,
         wait: bool = False,
@@ -334,6 +340,8 @@ class Session:
         `shared`: nested dict, its tensors replicated or sharded over the ranks; written once. `local`: nested dict of
         this rank only. `stable`: tensors that nothing changes before `wait_staged()` returns (parameters, optimizer
         state); their copy overlaps what follows. Everything else is copied before this returns.
+        `frozen`: tensors of `shared` that are not expected to change (those that no optimizer trains): one that is,
+        byte for byte, what the last committed generation holds is not written again, but referred to.
         `droppable`: dotted paths in `shared` under which a value that cannot be saved is left out (see `state.split`).
         A save still in flight is finished first. `wait=True` also finishes this one and takes its outcome; after a
         stopping decision it waits no longer than the deadline, and leaves the outcome to `stop`. If a stopping notice
@@ -388,7 +396,8 @@ class Session:
         self._saves += 1
         target = layout.part_target(gen, word["write_id"], self._ranks.rank)
         opened = Opened(number, target, word["drain"], tuple(word["spare"]), tuple(word["extra"]))
-        share = begin_snapshot(live, opened, shared, local, stable, droppable, allow_pickle=self._settings.allow_pickle)
+        allow_pickle = self._settings.allow_pickle
+        share = begin_snapshot(live, opened, shared, local, stable, droppable, frozen=frozen, allow_pickle=allow_pickle)
         if self._lead is not None:
             meta = {**theirs, "reason": reason, "finished": finished}
             blocked_s = self._clock.monotonic() - called
@@ -440,6 +449,9 @@ class Session:
             self._lead.heard()
         for outcome in word["outcomes"]:
             self._tally.take(Outcome.from_json(outcome))
+        newest = self._tally.newest
+        if self._live is not None and newest is not None:
+            self._live.newest, self._live.relay.lent = newest, newest.manifest.bases
 
     # -- going down -----------------------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -40,6 +41,7 @@ def begin_snapshot(
     stable: Iterable[torch.Tensor],
     droppable: Collection[str],
     *,
+    frozen: Iterable[torch.Tensor] = (),
     allow_pickle: bool,
 ) -> Share | SpotError:
     """Collective: this rank's part, on its way, or why it is not; rank 0 hears of it. Copies of stable tensors wait for
@@ -52,15 +54,32 @@ def begin_snapshot(
     if live.client.busy:  # with a save that rank 0 gave up while this rank was still writing
         live.client.abandon()
     state, own = _split(live, shared, local, droppable, allow_pickle)
-    plan = live.planner.plan(state.tensors, own.tensors, shared_objects=state.objects, local_objects=own.objects)
+    plan = live.planner.plan(
+        state.tensors,
+        own.tensors,
+        shared_objects=state.objects,
+        local_objects=own.objects,
+        apart=storage_ids(frozen),
+        mutable=live.baseline.mutable,
+    )
     live.joint.forget()
     if live.client.slab is None:
-        memory.fits(plan.size)
+        memory.fits(plan.room)
+    look = live.baseline.begin(plan, opened.target.index_key, live.newest, live.client.base_digests)
     rank = live.channel.rank
     try:
-        live.stager.stage(plan, storage_ids(stable))
+        settled = None if look is None else partial(live.baseline.settled, look)
+        live.stager.stage(plan, storage_ids(stable), look, settled)
         index = plan.index(state.tree, own.tree)
-        job = WriteJob(rank, opened.target, plan.size, index, spare=opened.spare, extra=opened.extra)
+        job = WriteJob(
+            rank,
+            opened.target,
+            plan.size,
+            index,
+            spare=opened.spare,
+            extra=opened.extra,
+            base_room=plan.base_size if look is not None else 0,
+        )
         share = live.relay.send(opened.number, job, drains=opened.drains)
     except (SpotError, OSError, RuntimeError, ValueError) as error:
         # Rank 0 hears of it like of any failed write, so that all ranks take it at the same call.

@@ -23,8 +23,9 @@ from typing import Any, Protocol
 import torch
 
 from spot_core.pytorch._private import foreach_copy
+from spot_core.pytorch.fetch import memory as bytes_of
 from spot_core.pytorch.pinning import Pinned
-from spot_core.writer import WriterClient
+from spot_core.writer import Bases, WriterClient
 from spot_core.writer.slab import Slab
 
 SMALL_BYTES = 4096
@@ -49,13 +50,31 @@ class Item(Protocol):
 
 
 class Plan(Protocol):
-    """What goes where (`RankPlan`): items that do not overlap, at multiples of 64 bytes, in a blob of `size` bytes."""
+    """What goes where (`RankPlan`): items that do not overlap, at multiples of 64 bytes, in a blob of `size` bytes; and
+    those of a base, apart. All take `room` bytes of the slab."""
 
     @property
     def items(self) -> Sequence[Item]: ...
 
     @property
     def size(self) -> int: ...
+
+    @property
+    def bases(self) -> Sequence[Item]: ...
+
+    @property
+    def base_start(self) -> int: ...
+
+    @property
+    def room(self) -> int: ...
+
+
+class Look(Protocol):
+    """What is done with the items of a plan's `bases`, whose offsets count from `base_start` (`bases.Look`)."""
+
+    def at_source(self, number: int, source: memoryview, target: torch.Tensor) -> None: ...
+
+    def finish(self, slab: Slab) -> Bases: ...
 
 
 def storage_ids(tensors: Iterable[torch.Tensor]) -> frozenset[int]:
@@ -103,6 +122,9 @@ class _Copies:
     now: _Group
     later: list[_Group]
     devices: frozenset[torch.device]
+    base_now: list[tuple[int, memoryview, torch.Tensor]]
+    """Number, bytes and place in the slab of the base's items that can be looked at where they lie."""
+    base_later: list[tuple[int, memoryview, torch.Tensor]]
 
 
 class Stager:
@@ -132,8 +154,16 @@ class Stager:
             memory, device = self._memory_of(slab), torch.device("cuda", torch.cuda.current_device())
             self._hand_over(lambda: memory.pin(device))
 
-    def stage(self, plan: Plan, stable: Container[int] = frozenset()) -> None:
+    def stage(
+        self,
+        plan: Plan,
+        stable: Container[int] = frozenset(),
+        look: Look | None = None,
+        settled: Callable[[Bases], None] | None = None,
+    ) -> None:
         """Begin the snapshot of `plan`; afterwards `client.submit` its job, and call `go`.
+
+        A plan with a base needs a `look` at it; `settled` is called, by whatever thread ends it, with what came of it.
 
         Tensors whose storage is in `stable` (see `storage_ids`) are copied in the background, from `go` on: nothing may
         change them before `wait_staged` returned. The copies of all others are done, or on CUDA queued, when this
@@ -143,18 +173,24 @@ class Stager:
         """
         self.go()
         self.staged.wait()  # the snapshot before, whose job may have failed already, is not to write into this one
-        slab = self._client.arm(plan.size)
+        slab = self._client.arm(plan.room)
         copies = self._compile(plan, stable, slab)
         with torch.no_grad():
             copies.now.copy_host()
             copies.now.start_cuda(torch.cuda.current_stream)
-        if not copies.later and not copies.devices:
+            if look is not None:
+                for base in copies.base_now:
+                    look.at_source(*base)
+        end = None if look is None else lambda: self._settle(look, slab, settled)
+        if not copies.later and not copies.devices and not copies.base_later:
             self._client.advance(plan.size)
+            if end is not None:
+                end()
             return
         self.staged.clear()
         self._released.clear()
         ready = [torch.cuda.current_stream(device).record_event() for device in copies.devices]
-        self._begun = lambda: self._finish(copies, ready)
+        self._begun = lambda: self._finish(copies, ready, look, end)
 
     def go(self) -> None:
         """Let the background copies begin. Not by `stage` itself: from its first wake-up on the thread competes with
@@ -194,25 +230,43 @@ class Stager:
         while (work := self._work.get()) is not None:
             work()
 
-    def _finish(self, copies: _Copies, ready: list[torch.cuda.Event]) -> None:
+    def _settle(self, look: Look, slab: Slab, settled: Callable[[Bases], None] | None) -> None:
+        bases = look.finish(slab)
+        if settled is not None:
+            settled(bases)
+        self._client.settle(bases)
+
+    def _finish(
+        self, copies: _Copies, ready: list[torch.cuda.Event], look: Look | None, end: Callable[[], None] | None
+    ) -> None:
         try:
             with torch.no_grad():
-                self._copy(copies, ready)
+                self._copy(copies, ready, look)
+                if end is not None:
+                    end()
         except BaseException as error:  # noqa: BLE001 - told to the job's future, the one place that is looked at
             self._client.fail_staging(f"{type(error).__name__}: {error}")
         finally:
             self._released.set()
             self.staged.set()
 
-    def _copy(self, copies: _Copies, ready: list[torch.cuda.Event]) -> None:
+    def _copy(self, copies: _Copies, ready: list[torch.cuda.Event], look: Look | None) -> None:
         if copies.devices:
-            self._copy_from_devices(copies, ready)
+            self._copy_from_devices(copies, ready, look)
             return
         for group in copies.later:
             group.copy_host()
             self._client.advance(group.end)
+        if not copies.later:
+            self._client.advance(copies.plan.size)
+        self._look(copies, look)
 
-    def _copy_from_devices(self, copies: _Copies, ready: list[torch.cuda.Event]) -> None:
+    def _look(self, copies: _Copies, look: Look | None) -> None:
+        if look is not None:
+            for base in copies.base_later:
+                look.at_source(*base)
+
+    def _copy_from_devices(self, copies: _Copies, ready: list[torch.cuda.Event], look: Look | None) -> None:
         self._memory_of(copies.slab).pin(next(iter(copies.devices)))
         for event in ready:
             self._stream(event.device).wait_event(event)
@@ -222,6 +276,7 @@ class Stager:
             done.append((group.end, [self._stream(device).record_event() for device in copies.devices]))
         for group in copies.later:
             group.copy_host()
+        self._look(copies, look)
         # From here on the training may go on, behind these events.
         self._ends = done[-1][1] if done else ready
         self._released.set()
@@ -236,7 +291,7 @@ class Stager:
         if old is not None and old.plan is plan and old.slab is slab and (old.stable is stable or old.stable == stable):
             return old
         memory = self._memory_of(slab)
-        memory.trim(len(plan.items))
+        memory.trim(len(plan.items) + len(plan.bases))
         now, later = _Group(), list[_Group]()
         with torch.inference_mode(False), torch.no_grad():
             for item in sorted(plan.items, key=lambda item: item.offset):
@@ -251,10 +306,21 @@ class Stager:
                     later.append(_Group())
                 later[-1].add(target, tensor)
                 later[-1].end = item.offset + nbytes
-        if later:
-            later[-1].end = plan.size
+            if later:
+                later[-1].end = plan.size
+            base_now: list[tuple[int, memoryview, torch.Tensor]] = []
+            base_later: list[tuple[int, memoryview, torch.Tensor]] = []
+            for number, item in enumerate(plan.bases):
+                tensor, target = item.tensor, memory.like(item.tensor, plan.base_start + item.offset)
+                waits = _can_wait(tensor) and _storage_id(tensor) in stable
+                if _lies_as_written(tensor):
+                    (base_later if waits else base_now).append((number, bytes_of(tensor), target))
+                    continue
+                if waits and (not later or later[-1].nbytes >= _GROUP_BYTES):
+                    later.append(_Group(plan.size))
+                (later[-1] if waits else now).add(target, tensor)
         devices = frozenset(device for group in (now, *later) for device in group.cuda)
-        self._copies = _Copies(plan, stable, slab, now, later, devices)
+        self._copies = _Copies(plan, stable, slab, now, later, devices, base_now, base_later)
         return self._copies
 
     def _memory_of(self, slab: Slab) -> Pinned:
@@ -268,6 +334,11 @@ class Stager:
         if device not in self._streams:
             self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         return self._streams[device]
+
+
+def _lies_as_written(tensor: torch.Tensor) -> bool:
+    """Its bytes in host memory are those that a copy of it would have."""
+    return tensor.is_cpu and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
 
 
 def _can_wait(tensor: torch.Tensor) -> bool:

@@ -9,6 +9,6 @@ from __future__ import annotations
 
 from spot_core.writer.client import Mode, WriterClient
 from spot_core.writer.drain import DrainJob
-from spot_core.writer.job import RawJson, WriteJob
+from spot_core.writer.job import Bases, RawJson, WriteJob
 
-__all__ = ["DrainJob", "Mode", "RawJson", "WriteJob", "WriterClient"]
+__all__ = ["Bases", "DrainJob", "Mode", "RawJson", "WriteJob", "WriterClient"]

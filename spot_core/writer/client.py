@@ -6,6 +6,8 @@ One save, in this order::
     future = client.submit(job)      # any thread, before or after the copy begins
     client.advance(nbytes)           # as the copy into slab.data proceeds, up to size
     part = future.result()           # durable; commit it elsewhere
+
+A job with `base_room` needs one more word, `client.settle(bases)`, once all is staged.
 """
 
 from __future__ import annotations
@@ -23,8 +25,9 @@ from spot_core.manifest import Part
 from spot_core.store import Store, open_store
 from spot_core.tiers import LocalTier
 from spot_core.writer.drain import DrainJob
-from spot_core.writer.job import WriteJob
+from spot_core.writer.job import Bases, WriteJob
 from spot_core.writer.meter import Throttle
+from spot_core.writer.part import Landed
 from spot_core.writer.places import Places
 from spot_core.writer.process import ProcessBackend
 from spot_core.writer.slab import Slab
@@ -58,6 +61,9 @@ class WriterClient:
         self._future: Future[Part] | None = None
         self._drains: dict[int, tuple[DrainJob, Future[Part]]] = {}
         self._staging_failure: str | None = None
+        self._bases: Bases | None = None
+        self.base_digests: tuple[str, tuple[bytes, ...]] = ("", ())
+        """Key and chunk digests of the base blob that was written last."""
         self._closed = False
 
     @classmethod
@@ -135,7 +141,7 @@ class WriterClient:
                 )
             slab = self._ensure_slab(nbytes)
             slab.watermark = 0
-            self._staging_failure = None
+            self._staging_failure = self._bases = None
             self._armed = True
             return slab
 
@@ -162,6 +168,8 @@ class WriterClient:
                     backend = self._running_backend()
                     backend.use(self._slab)
                     backend.submit(number, job)
+                    if self._bases is not None:
+                        backend.settle(self._bases)
                 except OSError as error:
                     failure = f"the writer could not be reached: {error}"
         if failure is not None:
@@ -200,6 +208,13 @@ class WriterClient:
         if slab is not None and backend is not None:
             slab.watermark = nbytes
             backend.ring()
+
+    def settle(self, bases: Bases) -> None:
+        """What base blobs the armed snapshot has; all of it is staged."""
+        with self._lock:
+            self._bases = bases
+            if not self._armed and self._future is not None and self._backend is not None:
+                self._backend.settle(bases)
 
     def fail_staging(self, why: str) -> None:
         """The snapshot will never be complete: the job, submitted or not, ends with SaveError."""
@@ -261,7 +276,7 @@ class WriterClient:
             ) from error
         return self._slab
 
-    def _end(self, number: int, outcome: Part | BaseException) -> None:
+    def _end(self, number: int, outcome: Landed | BaseException) -> None:
         error: BaseException | None = None
         with self._lock:
             if number in self._drains:
@@ -274,8 +289,10 @@ class WriterClient:
                 future, self._future = self._future, None
                 error = self._as_save_error(outcome) if isinstance(outcome, BaseException) else None
         # Outside the lock: callbacks of the future run here.
-        if isinstance(outcome, Part):
-            future.set_result(outcome)
+        if isinstance(outcome, Landed):
+            if outcome.base_digests:
+                self.base_digests = (outcome.part.bases[-1].key, outcome.base_digests)
+            future.set_result(outcome.part)
         else:
             future.set_exception(error)
 

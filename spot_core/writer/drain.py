@@ -8,11 +8,12 @@ from typing import Any
 
 import stamina
 
+from spot_core import layout
 from spot_core.digest import chunk_digest
 from spot_core.errors import CorruptShardError, KeyExistsError, TransientStoreError
 from spot_core.layout import PartTarget
 from spot_core.manifest import ObjectRef, Part
-from spot_core.parts import PartIndex
+from spot_core.parts import BlobIndex, PartIndex
 from spot_core.store import Store, put_once
 from spot_core.writer.job import Target
 from spot_core.writer.meter import Metered, Tell, Throttle
@@ -27,15 +28,17 @@ class DrainJob:
 
     part: Part
     target: Target
+    lent: tuple[ObjectRef, ...] = ()
+    """Base blobs at the durable store that may be referred to: one that holds just the same is not sent again."""
 
     def to_json(self) -> dict[str, Any]:
         keys = {"blob_key": self.target.blob_key, "index_key": self.target.index_key}
-        return {"part": self.part.to_json(), **keys}
+        return {"part": self.part.to_json(), **keys, "lent": [ref.to_json() for ref in self.lent]}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> DrainJob:
         target = PartTarget(blob_key=value["blob_key"], index_key=value["index_key"])
-        return cls(Part.from_json(value["part"]), target)
+        return cls(Part.from_json(value["part"]), target, tuple(ObjectRef.from_json(ref) for ref in value["lent"]))
 
 
 def drain_part(
@@ -56,29 +59,38 @@ def drain_part(
     part, target = job.part, job.target
     index = PartIndex.read(local, part)
     text = local.get(part.index.key)
+    sources: dict[str, _PartSource] = {}
+    if part.blob is not None:
+        sources[target.blob_key] = _PartSource(local, part.blob, index)
+    bases: list[ObjectRef] = []
+    for ref, entry in zip(part.bases, index.bases, strict=True):
+        same = next((lent for lent in job.lent if (lent.size, lent.digest) == (ref.size, ref.digest)), None)
+        if same is None:  # at the local tier a part has at most one, and refers to none
+            same = ObjectRef(layout.base_key(target.blob_key), ref.size, ref.digest)
+            sources[same.key] = _PartSource(local, ref, entry)
+        bases.append(same)
     for attempt in stamina.retry_context(
         on=TransientStoreError, attempts=None, timeout=retry_s, wait_initial=1.0, wait_max=30.0
     ):
         with attempt:
-            if attempt.num > 1 and part.blob is not None:
-                # What a failed upload left under this key is ours, and the same bytes; a store may want it gone first.
-                durable.delete(target.blob_key)
-            if part.blob is not None:
-                source = _PartSource(local, part.blob, index)
+            for key, source in sources.items():
+                if attempt.num > 1:
+                    # What a failed upload left under this key is ours, and the same bytes; a store may want it gone.
+                    durable.delete(key)
                 try:
-                    durable.put_blob(target.blob_key, Metered(source, throttle, tell))
+                    durable.put_blob(key, Metered(source, throttle, tell))
                 except KeyExistsError:
                     if attempt.num == 1:
                         raise
             put_once(durable, target.index_key, text)
     blob = None if part.blob is None else ObjectRef(target.blob_key, part.blob.size, part.blob.digest)
-    return Part(part.rank, blob, ObjectRef(target.index_key, part.index.size, part.index.digest))
+    return Part(part.rank, blob, ObjectRef(target.index_key, part.index.size, part.index.digest), tuple(bases))
 
 
 class _PartSource:
     """A blob of the local tier as a `BlobSource`; a chunk that is not what was committed is not given out."""
 
-    def __init__(self, store: Store, ref: ObjectRef, index: PartIndex) -> None:
+    def __init__(self, store: Store, ref: ObjectRef, index: BlobIndex) -> None:
         self._store = store
         self._ref = ref
         self._index = index

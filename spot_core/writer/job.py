@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
 
 from spot_core.digest import CHUNKS_KEY, chunks_entry
-from spot_core.manifest import FORMAT
+from spot_core.manifest import BASES, FORMAT, ObjectRef
 
 
 class Target(Protocol):
@@ -52,6 +52,39 @@ class WriteJob:
     """For the local tier: names of the generations that have to stay there (see `LocalTier.make_room`),"""
     extra: tuple[str, ...] = ()
     """and of those that may, while there is room."""
+    base_room: int = 0
+    """With more than 0 the part also has base blobs, of which `WriterClient.settle` tells; a new one has at most this
+    many bytes."""
+
+
+@dataclass(frozen=True)
+class Bases:
+    """The base blobs of a part: those of older generations that it refers to, and at most one that is written."""
+
+    refs: tuple[ObjectRef, ...] = ()
+    entries: tuple[bytes, ...] = ()
+    """What the index says of them, each a JSON object."""
+    start: int = 0
+    """The new one is taken from this byte of the slab on, a multiple of the page size."""
+    size: int = 0
+    """Its bytes; 0 for none."""
+    tensors: bytes = b"{}"
+    """What the index says of the tensors in it, a JSON object."""
+
+    def to_wire(self) -> tuple[dict[str, Any], bytes]:
+        """JSON fields and raw bytes."""
+        texts = [*self.entries, self.tensors]
+        fields = {"refs": [ref.to_json() for ref in self.refs], "start": self.start, "size": self.size}
+        return {**fields, "lengths": [len(text) for text in texts]}, b"".join(texts)
+
+    @classmethod
+    def from_wire(cls, fields: Mapping[str, Any], data: bytes) -> Bases:
+        texts, at = [], 0
+        for length in fields["lengths"]:
+            texts.append(data[at : at + length])
+            at += length
+        refs = tuple(ObjectRef.from_json(ref) for ref in fields["refs"])
+        return cls(refs, tuple(texts[:-1]), fields["start"], fields["size"], texts[-1])
 
 
 def fields_of(job: WriteJob) -> dict[str, Any]:
@@ -64,13 +97,15 @@ def fields_of(job: WriteJob) -> dict[str, Any]:
         "local": job.local,
         "spare": list(job.spare),
         "extra": list(job.extra),
+        "base_room": job.base_room,
     }
 
 
 def encode_index(job: WriteJob) -> bytes:
     """The job's index as UTF-8 JSON, encoded entry by entry, so that no single call holds the GIL for all of it."""
-    if CHUNKS_KEY in job.index:
-        raise ValueError(f"an index must not bring its own {CHUNKS_KEY!r} entry: the writer adds it")
+    for key in (CHUNKS_KEY, BASES, "features"):
+        if key in job.index:
+            raise ValueError(f"an index must not bring its own {key!r} entry: the writer adds it")
     index = {"format": FORMAT, "rank": job.rank, **job.index}
     entries = [
         json.dumps(key).encode() + b":" + (value.text if isinstance(value, RawJson) else _dumps(value))
@@ -79,9 +114,22 @@ def encode_index(job: WriteJob) -> bytes:
     return b"{" + b",".join(entries) + b"}"
 
 
-def finish_index(index: bytes, chunk_digests: list[bytes]) -> bytes:
-    """Add the chunk digests to an encoded index without parsing it."""
-    return index[:-1] + b"," + _dumps(CHUNKS_KEY) + b":" + _dumps(chunks_entry(chunk_digests)) + b"}"
+def finish_index(index: bytes, chunk_digests: list[bytes], bases: Sequence[bytes] = ()) -> bytes:
+    """Add the chunk digests, and what is said of base blobs, to an encoded index without parsing it."""
+    more = {CHUNKS_KEY: _dumps(chunks_entry(chunk_digests))}
+    if bases:
+        more |= {"features": _dumps([BASES]), BASES: b"[" + b",".join(bases) + b"]"}
+    return index[:-1] + b"".join(b"," + _dumps(key) + b":" + text for key, text in more.items()) + b"}"
+
+
+def base_entry(chunks: bytes, tensors: bytes) -> bytes:
+    """What an index says of one base blob; both are JSON objects."""
+    return b'{"' + CHUNKS_KEY.encode() + b'":' + chunks + b',"tensors":' + tensors + b"}"
+
+
+def chunks_text(chunk_digests: Sequence[bytes]) -> bytes:
+    """`chunks_entry`, encoded."""
+    return _dumps(chunks_entry(chunk_digests))
 
 
 def _dumps(value: Any) -> bytes:

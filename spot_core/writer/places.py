@@ -13,7 +13,7 @@ from spot_core.store import Store
 from spot_core.tiers import LocalTier
 from spot_core.writer.drain import DrainJob, drain_part
 from spot_core.writer.meter import Tell, Throttle
-from spot_core.writer.part import Gate, write_staged_part
+from spot_core.writer.part import Gate, Landed, write_staged_part
 
 
 @dataclass(frozen=True)
@@ -24,13 +24,15 @@ class Places:
     local: LocalTier | None = None
     throttle: Throttle = field(default_factory=lambda: Throttle(None))
 
-    def write(self, gate: Gate, fields: Mapping[str, Any], index: bytes, tell: Tell | None) -> Part:
+    def write(self, gate: Gate, fields: Mapping[str, Any], index: bytes, tell: Tell | None) -> Landed:
         """Write a staged part to the place that its job names. Raises StoreError, OSError, SaveError."""
         where = {name: fields[name] for name in ("rank", "blob_key", "index_key", "size")}
+        where["based"] = bool(fields["base_room"])
         if not fields["local"]:
             return write_staged_part(self.store, gate, **where, index=index, throttle=self.throttle, tell=tell)
         tier = self._tier()
-        tier.make_room(fields["spare"], fields["extra"], int(fields["size"]) * memory.local_world_size())
+        nbytes = int(fields["size"]) + int(fields["base_room"])
+        tier.make_room(fields["spare"], fields["extra"], nbytes * memory.local_world_size())
         return write_staged_part(tier.store, gate, **where, index=index)
 
     def drain(self, job: DrainJob, tell: Tell | None) -> Part:

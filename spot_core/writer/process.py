@@ -19,8 +19,9 @@ from pathlib import Path
 from spot_core.errors import ConfigError, SaveError
 from spot_core.manifest import Part
 from spot_core.writer.drain import DrainJob
-from spot_core.writer.job import WriteJob, encode_index, fields_of
+from spot_core.writer.job import Bases, WriteJob, encode_index, fields_of
 from spot_core.writer.meter import Tell
+from spot_core.writer.part import Landed
 from spot_core.writer.places import Places
 from spot_core.writer.serve import IGNORED_SIGNALS
 from spot_core.writer.slab import Slab
@@ -32,9 +33,10 @@ _REAP_S = 5.0
 
 
 class ProcessBackend:
-    """A running writer process. `on_end(job number, Part or error)` is called for each job, on the reader's thread."""
+    """A running writer process. `on_end(job number, what was written or the error)` is called for each job, on the
+    reader's thread."""
 
-    def __init__(self, places: Places, on_end: Callable[[int, Part | BaseException], None], tell: Tell) -> None:
+    def __init__(self, places: Places, on_end: Callable[[int, Landed | BaseException], None], tell: Tell) -> None:
         """Start the process. Raises ConfigError when `storage_options` cannot travel to it, OSError from the start.
 
         `tell` hears of the progress of long uploads, on the reader's thread.
@@ -92,6 +94,10 @@ class ProcessBackend:
         with contextlib.suppress(OSError):
             self._wire.send("staged")
 
+    def settle(self, bases: Bases) -> None:
+        """Tell the writer what base blobs the job has; behind the job, as `abort`."""
+        self._outbox.put(lambda: self._send_bases(bases))
+
     def abort(self, why: str) -> None:
         """Tell the writer that the snapshot will never be whole; behind the job, which it would not know otherwise."""
         self._outbox.put(lambda: self._send_abort(why))
@@ -118,6 +124,11 @@ class ProcessBackend:
         while (send := self._outbox.get()) is not None:
             send()
 
+    def _send_bases(self, bases: Bases) -> None:
+        fields, payload = bases.to_wire()
+        with contextlib.suppress(OSError):
+            self._wire.send("bases", payload=payload, **fields)
+
     def _send_abort(self, why: str) -> None:
         with contextlib.suppress(OSError):
             self._wire.send("abort", why=why)
@@ -142,14 +153,15 @@ class ProcessBackend:
         if number in self._given:
             self._end(number, error)
 
-    def _end(self, number: int, outcome: Part | BaseException) -> None:
+    def _end(self, number: int, outcome: Landed | BaseException) -> None:
         self._given.discard(number)
         self._on_end(number, outcome)
 
     def _read(self) -> None:
         while (frame := self._wire.receive()) is not None:
             if frame.op == "done":
-                self._end(frame.fields["job"], Part.from_json(frame.fields["part"]))
+                digests = tuple(map(bytes.fromhex, frame.fields["base_digests"]))
+                self._end(frame.fields["job"], Landed(Part.from_json(frame.fields["part"]), digests))
             elif frame.op == "progress":
                 self._tell(frame.fields["done"], frame.fields["size"], frame.fields["seconds"])
             else:

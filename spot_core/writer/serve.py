@@ -24,6 +24,7 @@ from spot_core.errors import SaveError
 from spot_core.store import LocalStore, open_store
 from spot_core.tiers import LocalTier
 from spot_core.writer.drain import DrainJob
+from spot_core.writer.job import Bases
 from spot_core.writer.meter import Throttle
 from spot_core.writer.part import Gate
 from spot_core.writer.places import Places
@@ -61,6 +62,9 @@ class _Server:
         if frame.op == "staged":
             if self._gate is not None:
                 self._gate.ring()
+        elif frame.op == "bases":
+            if self._gate is not None:
+                self._gate.settle(Bases.from_wire(frame.fields, frame.payload))
         elif frame.op == "write":
             self._start(frame)
         elif frame.op == "drain":
@@ -111,11 +115,12 @@ class _Server:
     def _write(self, frame: Frame, gate: Gate) -> None:
         job = frame.fields
         try:
-            part = self._open_places().write(gate, job, frame.payload, self._tell)
+            landed = self._open_places().write(gate, job, frame.payload, self._tell)
         except BaseException as error:  # noqa: BLE001 - everything is reported to the trainer, whose policy decides
             self._failed(job["job"], error)
         else:
-            self._wire.send("done", job=job["job"], part=part.to_json())
+            digests = [digest.hex() for digest in landed.base_digests]
+            self._wire.send("done", job=job["job"], part=landed.part.to_json(), base_digests=digests)
 
     def _drain(self, frame: Frame) -> None:
         number = frame.fields["job"]
@@ -124,7 +129,7 @@ class _Server:
         except BaseException as error:  # noqa: BLE001 - as above
             self._failed(number, error)
         else:
-            self._wire.send("done", job=number, part=part.to_json())
+            self._wire.send("done", job=number, part=part.to_json(), base_digests=[])
 
     def _failed(self, number: int, error: BaseException) -> None:
         self._wire.send("failed", job=number, error=type(error).__name__, message=str(error))

@@ -7,21 +7,20 @@ import queue
 import threading
 from collections.abc import Callable
 
-from spot_core.manifest import Part
 from spot_core.writer.drain import DrainJob
-from spot_core.writer.job import WriteJob, encode_index, fields_of
+from spot_core.writer.job import Bases, WriteJob, encode_index, fields_of
 from spot_core.writer.meter import Tell
-from spot_core.writer.part import Gate
+from spot_core.writer.part import Gate, Landed
 from spot_core.writer.places import Places
 from spot_core.writer.slab import Slab
 
 
 class ThreadBackend:
-    """`on_end(job number, Part or error)` is called for each job, on its thread."""
+    """`on_end(job number, what was written or the error)` is called for each job, on its thread."""
 
     alive = True
 
-    def __init__(self, places: Places, on_end: Callable[[int, Part | BaseException], None], tell: Tell) -> None:
+    def __init__(self, places: Places, on_end: Callable[[int, Landed | BaseException], None], tell: Tell) -> None:
         self._places = places
         self._tell = tell
         self._on_end = on_end
@@ -60,6 +59,10 @@ class ThreadBackend:
         if self._gate is not None:
             self._gate.ring()
 
+    def settle(self, bases: Bases) -> None:
+        if self._gate is not None:
+            self._gate.settle(bases)
+
     def abort(self, why: str) -> None:
         if self._gate is not None:
             self._gate.abort(why)
@@ -77,11 +80,11 @@ class ThreadBackend:
 
     def _write(self, gate: Gate, number: int, job: WriteJob) -> None:
         try:
-            part = self._places.write(gate, fields_of(job), encode_index(job), self._tell)
+            landed = self._places.write(gate, fields_of(job), encode_index(job), self._tell)
         except BaseException as error:  # noqa: BLE001 - everything is reported to the trainer, whose policy decides
             self._on_end(number, error)
         else:
-            self._on_end(number, part)
+            self._on_end(number, landed)
 
     def _drain(self, number: int, job: DrainJob) -> None:
         try:
@@ -89,4 +92,4 @@ class ThreadBackend:
         except BaseException as error:  # noqa: BLE001 - as above
             self._on_end(number, error)
         else:
-            self._on_end(number, part)
+            self._on_end(number, Landed(part))

@@ -29,6 +29,15 @@ class Item:
 class Plan:
     items: list[Item]
     size: int
+    bases: tuple[Item, ...] = ()
+
+    @property
+    def base_start(self) -> int:
+        return self.size
+
+    @property
+    def room(self) -> int:
+        return self.size
 
 
 def plan_of(tensors: Iterable[torch.Tensor]) -> Plan:
