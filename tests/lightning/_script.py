@@ -34,8 +34,10 @@ class Noisy(Dataset[Any]):
 
 
 class Model(pl.LightningModule):
-    def __init__(self, delay: float) -> None:
+    def __init__(self, delay: float, base: int) -> None:
         super().__init__()
+        frozen = [torch.nn.Linear(4, base), torch.nn.Linear(base, base), torch.nn.Linear(base, 4)] if base else []
+        self.base = torch.nn.Sequential(*frozen).requires_grad_(False)
         self.net = torch.nn.Sequential(
             torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 1)
         )
@@ -48,6 +50,7 @@ class Model(pl.LightningModule):
             import threading
 
             threading.Event().wait(self.pause)
+        x = x + self.base(x) if self.base else x
         loss = (self.net(x) - ids.float().unsqueeze(1) / 64).square().mean()
         self.log("loss", loss, on_epoch=True)
         return {"loss": loss}
@@ -119,6 +122,7 @@ def main() -> None:
     parser.add_argument("--in-validation", action="store_true")
     parser.add_argument("--fail", type=int)
     parser.add_argument("--pause", type=float, default=0.0)
+    parser.add_argument("--base", type=int, default=0, help="width of a frozen base")
     args = parser.parse_args()
     logging.basicConfig(level=logging.INFO)
     torch.set_num_threads(1)
@@ -140,7 +144,7 @@ def main() -> None:
         num_sanity_val_steps=0,
     )
     train = DataLoader(Noisy(), batch_size=4, shuffle=True, num_workers=args.workers)
-    trainer.fit(Model(args.pause), train, DataLoader(Noisy(), batch_size=16))
+    trainer.fit(Model(args.pause, args.base), train, DataLoader(Noisy(), batch_size=16))
 
 
 if __name__ == "__main__":

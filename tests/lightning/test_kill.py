@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 import torch
 
+from spot_core.layout import generation_of
 from spot_core.run import Run
+from spot_core.verify import Depth
 
 from ._harness import assert_equal
 
@@ -100,6 +102,33 @@ def test_told_to_stop_in_validation(tmp_path: Path) -> None:
     done = start(folder, out)
     assert done.returncode == 0, done.stdout[-2000:]
     assert_same(out, tmp_path / "control-out")
+
+
+@pytest.mark.parametrize(
+    "ranks", [1, pytest.param(2, marks=[pytest.mark.dist, pytest.mark.slow])], ids=["one rank", "two ranks"]
+)
+def test_a_frozen_base_is_written_once_whatever_happens(ranks: int, tmp_path: Path) -> None:
+    """Over a SIGKILL, a stop and three lives; the save of a stop refers as well. Caught: a life that forgets what it
+    loaded, saves that nobody is told what is frozen of."""
+    args = ("--base", "300", "--devices", str(ranks))
+    control = start(tmp_path / "control", tmp_path / "control-out", *args)
+    assert control.returncode == 0, control.stdout[-2000:]
+    folder, out = tmp_path / "run", tmp_path / "out"
+    assert start(folder, out, *args, "--kill", "7").returncode in KILLED
+    told = start(folder, out, *args, "--term", "11", "--pause", "0.05")
+    assert told.returncode == 143, told.stdout[-2000:]
+    done = start(folder, out, *args)
+    assert done.returncode == 0, done.stdout[-2000:]
+    assert_same(out, tmp_path / "control-out", ranks)
+    run = Run.open(folder)
+    kept = run.discover().generations
+    assert len(kept) == 3
+    for committed in kept:
+        assert run.verify(committed, Depth.DIGESTS).committed == committed
+        assert sum(ref.size for ref in committed.manifest.referred) > 300 * 300 * 4
+        assert committed.manifest.own_size < 100_000 * ranks
+        assert {generation_of(ref.key).life for ref in committed.manifest.referred} == {1}  # type: ignore[union-attr]
+    assert len({ref.key for committed in kept for ref in committed.manifest.bases}) == 1
 
 
 @pytest.mark.dist
