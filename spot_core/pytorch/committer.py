@@ -43,7 +43,7 @@ class Patience:
     report_s: float = 120.0
     """The other ranks' reports, after rank 0's own part; at least three times what that took."""
     arrive_s: float = 600.0
-    """The other ranks' coming to a save, from when rank 0 came."""
+    """The other ranks' coming to a save, or to the load, from when rank 0 came."""
     joint_s: float = 2400.0
     """Until rank 0 comes to the same call as the others (it may be draining a save there)."""
     silent_s: float = 15.0

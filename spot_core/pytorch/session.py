@@ -23,6 +23,7 @@ from spot_core.manifest import Manifest
 from spot_core.policy import CONTINUE, EXIT_S, Decision, Kind
 from spot_core.pytorch import loader
 from spot_core.pytorch.agree import Agreed, Request
+from spot_core.pytorch.arrival import arrive
 from spot_core.pytorch.bases import Held, Key
 from spot_core.pytorch.channel import Channel, ChannelError, ChannelTimeout
 from spot_core.pytorch.committer import Patience
@@ -140,11 +141,13 @@ class Session:
         With `settings.preflight` the store is tried first (see `preflight.examine_store`).
 
         Raises StoreError when the store could not be read (never taken for "no checkpoint") or did not permit what a
-        run needs, ResumeMismatchError from `check`, RestoreError when generations exist and none of them could be
+        run needs, ResumeMismatchError from `check`, RestoreError on all ranks that came when another one did not within
+        `patience.arrive_s`, which it names, RestoreError when generations exist and none of them could be
         loaded.
         """
-        self._ready.access()
         ranks = self._ranks
+        arrive(ranks, self._patience.arrive_s, self._clock)
+        self._ready.access()
         search = Search(
             self._run,
             ranks,

@@ -1,6 +1,6 @@
-"""A rank that does not come to a save: `python -m tests.session.absent RANK WORLD FOLDER`.
+"""A rank that does not come to a save, or to the load: `python -m tests.session.absent RANK WORLD FOLDER WHAT ABSENT`.
 
-The last rank stands still before it. Every other one prints the error that it ends in.
+The rank ABSENT stands still before it. Every other one prints the error that it ends in.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def main() -> None:
     rank, world, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=world)
-    group, absent = dist.new_group(backend="gloo"), rank == world - 1
+    group, absent = dist.new_group(backend="gloo"), rank == int(sys.argv[5])
     settings = Settings(interval="1000 steps", sources="none", writer="thread")
     with Session(
         Run.open(folder / "run"),
@@ -34,6 +34,8 @@ def main() -> None:
         patience=Patience(arrive_s=2.0),
     ) as session:
         try:
+            if absent and sys.argv[4] == "load":
+                threading.Event().wait()
             session.resume()
             session.start()
             if absent:

@@ -14,10 +14,24 @@ pytestmark = pytest.mark.dist
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_others_name_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("what", "absent", "named"),
+    [
+        ("save", 2, "missing_ranks: Nothing was saved at step 1: rank 2 did not come to the save within 2 s"),
+        ("load", 2, "RestoreError missing_ranks: Nothing was loaded: rank 2 did not come to the load within 2 s"),
+        pytest.param(
+            "load",
+            0,
+            "RestoreError missing_ranks: Nothing was loaded: rank 0 did not come to the load within 2 s",
+            marks=pytest.mark.slow,
+        ),
+    ],
+    ids=["a save", "a load", "a load that rank 0 misses"],
+)
+def test_the_others_name_it(what: str, absent: int, named: str, tmp_path: Path) -> None:
     workers = [
         subprocess.Popen(
-            [sys.executable, "-m", "tests.session.absent", str(rank), "3", str(tmp_path)],
+            [sys.executable, "-m", "tests.session.absent", str(rank), "3", str(tmp_path), what, str(absent)],
             cwd=ROOT,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
             stdout=subprocess.PIPE,
@@ -27,10 +41,9 @@ def test_the_others_name_it(tmp_path: Path) -> None:
         for rank in range(3)
     ]
     try:
-        outputs = [worker.communicate(timeout=90)[0] for worker in workers[:2]]
+        outputs = [worker.communicate(timeout=90)[0] for rank, worker in enumerate(workers) if rank != absent]
     finally:
         for worker in workers:
             worker.kill()
             worker.wait()
-    named = "missing_ranks: Nothing was saved at step 1: rank 2 did not come to the save within 2 s"
     assert all(named in output for output in outputs), outputs
