@@ -21,7 +21,7 @@ from spot_core.run import Run
 from spot_core.store import open_store
 from spot_core.testing import StoreWrapper
 
-WORLD, ROWS, WIDTH, TENSORS = 4, 16000, 1024, 6  # 62 MB each: chunks do not end where shards do
+WORLD, ROWS, WIDTH, TENSORS = 4, 16000, 1024, 12  # 62 MB each: chunks do not end where shards do
 
 
 def tensor(number: int) -> torch.Tensor:
