@@ -104,9 +104,8 @@ def test_told_to_stop_in_validation(tmp_path: Path) -> None:
     assert_same(out, tmp_path / "control-out")
 
 
-@pytest.mark.parametrize(
-    "ranks", [1, pytest.param(2, marks=[pytest.mark.dist, pytest.mark.slow])], ids=["one rank", "two ranks"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.dist)], ids=["one rank", "two ranks"])
 def test_a_frozen_base_is_written_once_whatever_happens(ranks: int, tmp_path: Path) -> None:
     """Over a SIGKILL, a stop and three lives; the save of a stop refers as well. Caught: a life that forgets what it
     loaded, saves that nobody is told what is frozen of."""
@@ -125,7 +124,7 @@ def test_a_frozen_base_is_written_once_whatever_happens(ranks: int, tmp_path: Pa
     assert len(kept) == 3
     for committed in kept:
         assert run.verify(committed, Depth.DIGESTS).committed == committed
-        assert sum(ref.size for ref in committed.manifest.referred) > 300 * 300 * 4
+        assert sum(ref.size for ref in committed.manifest.referred) >= 300 * 300 * 4
         assert committed.manifest.own_size < 100_000 * ranks
         assert {generation_of(ref.key).life for ref in committed.manifest.referred} == {1}  # type: ignore[union-attr]
     assert len({ref.key for committed in kept for ref in committed.manifest.bases}) == 1
