@@ -1,4 +1,7 @@
-"""Private names of torch that this package cannot do without; tests/pytorch/test_private.py fails when one vanishes."""
+"""Private names of torch, and one of `datasets`, that this package cannot do without.
+
+tests/pytorch/test_private.py fails when one of them vanishes.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,8 @@ import torch
 from torch.utils.data import DataLoader, IterDataPipe, MapDataPipe
 
 from spot_core.errors import ConfigError
+
+_DEEPEST = 1000  # steps of a stream's making
 
 
 def storage_identity(tensor: torch.Tensor) -> int:
@@ -85,3 +90,19 @@ def kept_iterator(loader: DataLoader[Any]) -> Any:
 def drop_kept_iterator(loader: DataLoader[Any], value: Any = None) -> None:
     """Counterpart of `kept_iterator`: the next pass starts workers anew."""
     loader._iterator = value
+
+
+def holds_examples_back(stream: Any) -> bool:
+    """Whether a `datasets.IterableDataset` shuffles in a buffer, whose content is not in its state.
+
+    Why private: nothing public tells what a stream was made of. Anything else holds nothing back.
+    """
+    pending: list[Any] = [getattr(stream, "_ex_iterable", None)]
+    seen = 0
+    while pending and seen < _DEEPEST:
+        source, seen = pending.pop(), seen + 1
+        if "BufferShuffled" in type(source).__name__:
+            return True
+        pending += [source.ex_iterable] if hasattr(source, "ex_iterable") else []
+        pending += list(getattr(source, "ex_iterables", ()))
+    return False

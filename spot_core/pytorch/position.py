@@ -20,6 +20,7 @@ from spot_core.errors import ResumeMismatchError, TopologyError
 from spot_core.pytorch._private import drop_kept_iterator, iterates_plainly, kept_iterator
 from spot_core.pytorch.deal import Deal, origin_of
 from spot_core.pytorch.dealt_pass import DealtPass, batch_size_of
+from spot_core.pytorch.hf_streams import states_are_not_whole
 from spot_core.pytorch.one_pass import OnePass
 from spot_core.pytorch.order import Order
 from spot_core.pytorch.replay import DirectView, ReplayView, StatefulView
@@ -48,10 +49,11 @@ def resumable(
     `seed` decides the order (give every rank the same one); `rank` keeps the random draws of different ranks' workers
     apart. A map-style DataLoader is taken up by index. Of anything else (iterable data sets, loaders that iterate in
     their own way, lists) the passed part is read again and dropped, which is exact when reading it again gives the
-    same, and a loader with `state_dict`/`load_state_dict` of its own is asked for its state: at every batch when the
-    trainer has `read_ahead` of the one it trains on, else when a state is asked for (by default loaders without a
-    length are taken to be read ahead). With `by_index` torchdata's StatefulDataLoader over a data set that has no state
-    is taken up by index too: its own state knows neither the order nor its workers' generators.
+    same, and a loader with `state_dict`/`load_state_dict` of its own is asked for its state, unless that is known to
+    leave something out: at every batch when the trainer has `read_ahead` of the one it trains on, else when a state is
+    asked for (by default loaders without a length are taken to be read ahead). With `by_index` torchdata's
+    StatefulDataLoader over a data set that has no state is taken up by index too: its own state knows neither the order
+    nor its workers' generators.
 
     `deal`: go through the data in these global batches instead of those of the present ranks and batch size (see
     `deal_of`). Only a map-style DataLoader whose order is known can be dealt, or be put at a place that another number
@@ -60,6 +62,8 @@ def resumable(
     if hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict"):
         if by_index and isinstance(loader, DataLoader) and _is_only_indexed(loader.dataset):
             return IndexedView(loader, seed=seed, rank=rank, world_size=world_size, deal=deal)
+        if states_are_not_whole(loader):
+            return ReplayView(loader, seed=seed, rank=rank, world_size=world_size)
         direct = _has_length(loader) if read_ahead is None else not read_ahead
         return (DirectView if direct else StatefulView)(loader, world_size=world_size)
     if isinstance(loader, DataLoader) and iterates_plainly(loader):

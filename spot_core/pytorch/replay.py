@@ -16,6 +16,7 @@ from spot_core.clock import SYSTEM_CLOCK
 from spot_core.errors import ResumeMismatchError
 from spot_core.pytorch import nested
 from spot_core.pytorch._private import iterates_plainly
+from spot_core.pytorch.hf_streams import begin_at_the_beginning
 from spot_core.pytorch.streams import CpuRng, isolated, mix
 from spot_core.pytorch.view import ResumableView
 from spot_core.pytorch.workers import protect
@@ -59,9 +60,8 @@ class ReplayView(ResumableView):
         if batches and self._rank == 0:
             log.warning(
                 "spot: the data of this %s cannot be repositioned: %d batches are read again and dropped to find the "
-                "place; reading them took %.0f s the first time. Give it state_dict and load_state_dict (torchdata's "
-                "StatefulDataLoader has them), or a map-style data set, to save this time.",
-                name, batches, read_s,
+                "place; reading them took %.0f s the first time. %s",
+                name, batches, read_s, self._way_out(),
             )
         shown = self._rank == 0 and sys.stderr.isatty()
         bar = track(range(batches), f"reading {name} again", console=Console(stderr=True), disable=not shown)
@@ -72,6 +72,18 @@ class ReplayView(ResumableView):
                     "are not the data that the run was trained on.",
                     hint="Give the data set that the run was started with.",
                 )
+
+    def _way_out(self) -> str:
+        if hasattr(self._loader, "load_state_dict"):
+            return (
+                "It has a state, but that of a Hugging Face stream leaves out what is in a shuffle buffer, and kept "
+                "workers begin every pass at it: shuffle the shards only and set persistent_workers=False, or give a "
+                "map-style data set, to save this time."
+            )
+        return (
+            "Give it state_dict and load_state_dict (torchdata's StatefulDataLoader has them), or a map-style data "
+            "set, to save this time."
+        )
 
     def _timed(self, items: Iterator[Any]) -> Iterator[Any]:
         """Keeps account of what reading costs."""
@@ -120,7 +132,7 @@ class DirectView(ResumableView):
         if isinstance(self._loader, DataLoader):
             protect(self._loader)
         taken_up, self._pending = self._pending is not None, None
-        return _opened_again(self._loader) if taken_up else iter(self._loader)
+        return _opened_again(self._loader) if taken_up else _opened(self._loader)
 
     def state_dict(self) -> dict[str, Any]:
         return dict(self._pending or _place_of(self, self._loader.state_dict()))
@@ -151,7 +163,7 @@ class StatefulView(ResumableView):
         if taken_up:
             assert state is not None
             self._loader.load_state_dict(state["loader"])
-        items = _opened_again(self._loader) if taken_up else iter(self._loader)
+        items = _opened_again(self._loader) if taken_up else _opened(self._loader)
         self._places.clear()
         self._note(self._place())
         return items
@@ -170,6 +182,11 @@ def _as_place(view: ResumableView, state: Mapping[str, Any]) -> Mapping[str, Any
 
 def _place_of(view: ResumableView, state: Any) -> dict[str, Any]:
     return {"kind": type(view).__name__, "world": view._world_size, "pass": 0, "loader": state}
+
+
+def _opened(loader: Any) -> Iterator[Any]:
+    begin_at_the_beginning(loader)
+    return iter(loader)
 
 
 def _opened_again(loader: Any) -> Iterator[Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -48,3 +49,11 @@ def test_the_default_store_can_be_cloned(tmp_path: object) -> None:
         assert clone.get("key") == b"value"
     finally:
         dist.destroy_process_group()
+
+
+def test_a_stream_tells_what_it_was_made_of() -> None:
+    datasets = pytest.importorskip("datasets")
+    plain = datasets.Dataset.from_dict({"i": [1, 2, 3]}).to_iterable_dataset()
+    assert not _private.holds_examples_back(plain.map(lambda row: row))
+    assert _private.holds_examples_back(plain.shuffle(buffer_size=2).map(lambda row: row))
+    assert not _private.holds_examples_back([1, 2, 3])
