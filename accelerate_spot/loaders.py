@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import IterableDataset
 
 from accelerate_spot import _compat
 from accelerate_spot.reading import Reading, moved
@@ -123,7 +123,7 @@ class Loaders:
         for loader in _compat.loaders(self._accelerator):
             if all(kept.loader is not loader for kept in self.kept):
                 self.kept.append(Kept(loader, len(self.kept), self._accelerator, self.seed))
-                self._say_what_is_not_exact(loader)
+                self._say_what_is_not_exact(self.kept[-1])
 
     def state(self) -> list[dict[str, Any]]:
         return [kept.state() for kept in self.kept]
@@ -145,30 +145,26 @@ class Loaders:
         places = [state["place"] for state in self.state()]
         return {"loaders": [{key: place[key] for key in shown if key in place} for place in places]}
 
-    def _say_what_is_not_exact(self, loader: Any) -> None:
+    def _say_what_is_not_exact(self, kept: Kept) -> None:
         if not self._accelerator.is_main_process:
             return
-        base = loader.base_dataloader
+        base = kept.base
         data, workers = getattr(base, "dataset", None), getattr(base, "num_workers", 0)
-        own_state = hasattr(base, "load_state_dict") and isinstance(data, IterableDataset)
-        if own_state and workers:
+        own_state = hasattr(base, "load_state_dict")
+        if isinstance(data, IterableDataset) and own_state and workers:
             log.warning(
                 "a StatefulDataLoader with %d workers over an iterable data set: random draws in the workers are not "
                 "repeated after a resume. Seed them by the sample in the data set, or use num_workers=0.", workers
             )
-        elif isinstance(data, IterableDataset) and not _has_state(base):
+        elif isinstance(data, IterableDataset) and not own_state:
             log.warning(
                 "%s has no index: after a resume it is read again from its beginning up to the place, which is exact "
                 "only if reading it twice gives the same. Give it state_dict and load_state_dict and set "
                 "use_stateful_dataloader=True to save that time.", type(data).__name__
             )
-        if _compat.dispatches(loader) and self._accelerator.num_processes > 1:
+        if kept.dispatched and self._accelerator.num_processes > 1:
             log.warning(
                 "batches are dispatched by the first process: what fills up an incomplete last step of an epoch comes "
                 "from the first step after a resume, not from the epoch's first. drop_last=True, or "
                 "dispatch_batches=False, is exact."
             )
-
-
-def _has_state(base: Any) -> bool:
-    return isinstance(base, DataLoader) and type(base).__module__.startswith("torchdata")

@@ -23,7 +23,8 @@ class Reading:
         """The first process reads for all."""
         self.per_step = world_size if self.dispatched and not loader.split_batches else 1
         """Batches that one step takes from the view."""
-        base = loader.base_dataloader
+        self.base = base = loader.base_dataloader
+        """The DataLoader that accelerate's loader read from before."""
         self.view: ResumableView = resumable(
             base,
             seed=seed,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import subprocess
 import sys
@@ -11,6 +12,9 @@ from pathlib import Path
 import psutil
 import pytest
 import yaml
+
+from accelerate_spot.launch import command
+from spot_core.launch.supervisor import Supervisor
 
 from ._evidence import assert_continued, lives
 from ._starts import SCRIPT
@@ -69,6 +73,44 @@ def test_the_launcher_is_told(
     done = launch(config, SCRIPT, *options, out)
     assert done.returncode == 0, done.stdout + done.stderr
     assert_continued(out, want, ranks=processes)
+
+
+def test_what_the_workers_are_started_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torchrun's own options follow the grace, and the run is named where a clean stop is looked up."""
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    given: list[argparse.Namespace] = []
+    monkeypatch.setattr(command.core, "supervise", lambda options, supervisor: given.append(options) or 0)
+    config = configuration(tmp_path, 2, run=str(tmp_path / "run"), grace_s=77, window_s=60, exit_code=85)
+    assert command.launch(["--config_file", str(config), "train.py", "--log", "x"], Supervisor()) == 0
+    (options,) = given
+    assert (options.grace, options.exit_code, options.run) == (77, 85, str(tmp_path / "run"))
+    assert int(options.nproc_per_node) == 2
+    assert options.training_script_args == ["train.py", "--log", "x"]
+    assert os.environ["ACCELERATE_USE_CPU"] == "true"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.dist)])
+@pytest.mark.parametrize("by", ["attach", "subclass"])
+def test_without_this_launcher(tmp_path: Path, by: str, processes: int) -> None:
+    """`python` and `torchrun`, with one line changed in the script; the run is named by a variable."""
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(("SPOT_", "ACCELERATE_"))}
+    environ |= {"PYTHONPATH": str(TREE), "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
+    environ |= {"ACCELERATE_SPOT_INTERVAL": "3 steps", "ACCELERATE_SPOT_SOURCES": "sigterm"}
+    many = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"] if processes > 1 else []
+
+    def begin(out: str, *options: object) -> int:
+        (tmp_path / out).mkdir(exist_ok=True)
+        script = [SCRIPT.with_name("_script_own.py"), "--out", tmp_path / out, "--by", by, "epochs"]
+        run = {"ACCELERATE_SPOT_RUN": str(tmp_path / f"{out}-run")}
+        line = [str(part) for part in (sys.executable, *many, *script, *options)]
+        return subprocess.run(line, env=environ | run, check=False, timeout=200).returncode
+
+    assert begin("control") == 0
+    for after in (2, 4):
+        assert begin("out", "--after", after) == (143 if processes == 1 else 1)  # torchrun's own for any failure
+    assert begin("out") == 0
+    assert_continued(tmp_path / "out", tmp_path / "control", ranks=processes)
 
 
 @pytest.mark.slow

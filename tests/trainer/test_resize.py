@@ -71,3 +71,28 @@ def test_two_one_two(tmp_path: Path) -> None:
     got, want = (torch.load(at / "out" / "final-rank0.pt", weights_only=True) for at in (job, control))
     assert got["step"] == want["step"]
     assert got["rates"] == want["rates"]
+
+
+@pytest.mark.dist
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_two_and_three(tmp_path: Path) -> None:
+    """6 batches in each update, 3 of each of two processes, then 2 of each of three."""
+    control, job, accumulate = tmp_path / "control", tmp_path / "job", ("--accumulate", "3")
+    assert start(control, *accumulate, launcher=torchrun()).returncode == 0
+    told = start(
+        job, *accumulate, "--pause", "0.05", "--every", "1000 steps", "--term", "4", launcher=spot_launch(job)
+    )
+    assert told.returncode == 143, told.stdout[-3000:]
+    before = Counter(sample for rank in range(2) for row in lines_of(job, rank) for sample in row["ids"])
+    assert len(before) < 46, "it is to go on in the middle of an epoch"
+    again = start(job, *accumulate, launcher=torchrun(3))
+    assert again.returncode == 0, again.stdout[-3000:]
+    assert "gradient_accumulation_steps is 2 now" in again.stdout
+    seen = Counter(sample for rank in range(3) for row in lines_of(job, rank) for sample in row["ids"])
+    assert set(seen) == set(range(46))
+    assert min(seen.values()) == 2
+    assert sum(seen.values()) in range(2 * 46, 2 * 48 + 1)
+    got, want = (torch.load(at / "out" / "final-rank0.pt", weights_only=True) for at in (job, control))
+    assert got["step"] == want["step"]
+    assert got["rates"] == want["rates"]
