@@ -74,6 +74,19 @@ def test_a_script_that_says_where_it_is(tmp_path: Path, how: str) -> None:
     assert [bool(rows) for rows in lives(tmp_path / "out")] == [True, True, True, False]
 
 
+def test_everything_that_was_prepared_and_registered(tmp_path: Path) -> None:
+    """Told where gradients of one model wait for its next step, and where the scaler has skipped one."""
+    script = SCRIPT.with_name("_script_parts.py")
+    assert start(tmp_path / "control", run=tmp_path / "control-run", script=script) == [0]
+    for after in (2, 4):
+        assert start(tmp_path / "out", "--after", after, run=tmp_path / "run", script=script) == [143]
+    assert start(tmp_path / "out", run=tmp_path / "run", script=script) == [0]
+    begins = assert_continued(tmp_path / "out", tmp_path / "control")
+    assert len(begins) == 3
+    (want,) = lives(tmp_path / "control")
+    assert len({row[-1] for row in want}) > 2, "the scale was changed on the way"
+
+
 def test_two_processes(tmp_path: Path, control: Control) -> None:
     """Workers, accumulation; one rank is told; then all are killed."""
     options = ("--workers", 2, "--accumulate", 2, "--count", 60)
