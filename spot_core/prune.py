@@ -27,6 +27,8 @@ __all__ = ["Pruned", "bury", "prune"]
 
 _log = logging.getLogger(__name__)
 
+_NOTHING = Lent(frozenset())
+
 
 @dataclass(frozen=True)
 class Pruned:
@@ -127,13 +129,13 @@ def _abort_uploads(store: Store, discovery: Discovery, life: int) -> int | None:
     return aborted
 
 
-def bury(store: Store, gen: GenerationId) -> int:
-    """Tombstone, marker, data, whatever is there of each; how many objects went. Raises StoreError.
+def bury(store: Store, gen: GenerationId, lent: Lent = _NOTHING) -> int:
+    """Tombstone, marker, data, whatever is there of each, but for what is `lent`; how many objects went.
 
-    For generations that nothing can refer to.
+    Raises StoreError.
     """
     _entomb(store, gen)
-    return _clear(store, gen, Lent(frozenset()))
+    return _clear(store, gen, lent)
 
 
 def _entomb(store: Store, gen: GenerationId) -> None:

@@ -96,9 +96,10 @@ class Look:
     """Where those of the new blob lie in it."""
 
     def at_source(self, number: int, source: memoryview, target: torch.Tensor) -> None:
-        """Item `number` lies in host memory: its digest, and its copy into the slab when it has to be written."""
+        """Item `number` lies in host memory: its digest, and its copy into the slab when it has to be written. Several
+        threads may look at once."""
         if not self._is_same(number, source):
-            target.copy_(self.plan.bases[number].tensor)
+            target.copy_(self.plan.bases[number].tensor.detach())  # no thread need be told that no gradient is wanted
 
     def finish(self, slab: Slab) -> Bases:
         """All items are looked at or in the slab: the rest is looked at there, and what is new is moved together."""

@@ -14,14 +14,19 @@ page-locked memory; `wait_staged` then makes the current stream wait for them, n
 
 from __future__ import annotations
 
+import contextlib
+import os
 import queue
 import threading
 from collections.abc import Callable, Container, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 
+from spot_core.memory import local_world_size
 from spot_core.pytorch._private import foreach_copy
 from spot_core.pytorch.fetch import memory as bytes_of
 from spot_core.pytorch.pinning import Pinned
@@ -34,6 +39,9 @@ SMALL_BYTES = 4096
 _FIRST_GROUP_BYTES, _GROUP_BYTES = 8 << 20, 64 << 20
 """The writer hears of the snapshot's progress in steps of about the latter size; the first ones are smaller, each twice
 the one before, so that it begins at once."""
+
+
+_MOST_LOOKERS = 4
 
 
 class Item(Protocol):
@@ -144,6 +152,7 @@ class Stager:
         self._begun: Callable[[], None] | None = None
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
+        self._lookers: ThreadPoolExecutor | None = None
 
     def reserve(self, nbytes: int) -> None:
         """Take (and on CUDA page-lock) the memory for a snapshot of `nbytes` in the background. See the client's."""
@@ -215,7 +224,9 @@ class Stager:
         if thread is not None:
             self._work.put(None)
             thread.join()
-        self._copies = None
+        if self._lookers is not None:
+            self._lookers.shutdown()
+        self._copies = self._lookers = None
         if self._memory is not None:
             self._memory.release()
             self._memory = None
@@ -262,9 +273,21 @@ class Stager:
         self._look(copies, look)
 
     def _look(self, copies: _Copies, look: Look | None) -> None:
-        if look is not None:
-            for base in copies.base_later:
-                look.at_source(*base)
+        """At the base, by a few threads: one core reads less than the memory gives."""
+        if look is None:
+            return
+        lookers = min(_MOST_LOOKERS, (os.cpu_count() or 1) // (2 * local_world_size()))  # half is the training's
+        if lookers > 1 and self._lookers is None:
+            self._lookers = ThreadPoolExecutor(lookers, thread_name_prefix="spot-look")
+        looks = [partial(look.at_source, *base) for base in copies.base_later]
+        futures: list[Future[None]] = []
+        if self._lookers is not None:
+            with contextlib.suppress(RuntimeError):  # the interpreter is on its way out and lends no more threads
+                futures = [self._lookers.submit(one) for one in looks]
+        for one in looks[len(futures) :]:
+            one()
+        for future in futures:
+            future.result()
 
     def _copy_from_devices(self, copies: _Copies, ready: list[torch.cuda.Event], look: Look | None) -> None:
         self._memory_of(copies.slab).pin(next(iter(copies.devices)))

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from spot_core import (
     CommitError,
@@ -31,6 +33,7 @@ from spot_core import (
     layout,
 )
 from spot_core.cli.prune import prune as spot_prune
+from spot_core.prune import bury, prune
 from spot_core.store import LocalStore, MemoryStore, Store
 from spot_core.testing import (
     CRASH_MODES,
@@ -203,6 +206,50 @@ def test_a_thousand_kills_around_pruning(seed: int) -> None:
 @pytest.mark.slow
 def test_kills_around_pruning_on_a_real_folder(tmp_path: Path) -> None:
     assert kill_points(11, 50, tmp_path / "run") == 50
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("save"), st.integers(0, 2)),
+        st.tuples(st.just("prune"), st.integers(1, 3), st.sampled_from([None, 3])),
+        st.tuples(st.just("prune by hand"), st.integers(1, 2)),
+        st.tuples(st.just("resume")),
+        st.tuples(st.just("lose the newest")),
+    ),
+    max_size=25,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(STEPS)
+def test_any_order_of_saves_and_prunes_loses_nothing(steps: list[tuple[Any, ...]]) -> None:
+    """With bases that come, change and come back; and no blob stays that nothing needs."""
+    store = MemoryStore()
+    run = Run.open(store)
+    writer, bases = run.claim(), dict[GenerationId, bytes]()
+    for number, (what, *how) in enumerate(steps, start=1):
+        found = run.discover()
+        if what == "save":
+            base = b"base %d" % how[0]
+            bases[save(writer, number, base).id] = base
+        elif what == "prune":
+            writer.prune(Retention(*how))
+        elif what == "prune by hand":
+            held = writer.newest if writer._before is None else writer._before.id
+            prune(store, found, Retention(how[0]), life=writer.life, held=held)
+        elif what == "resume":
+            writer = run.claim(continues=found.generations[0] if found.generations else None)
+        elif found.generations and found.generations[0].id.life < writer.life:
+            # As a new life finds it that has to go back to the generation before.
+            bury(store, found.generations[0].id, found.lent())
+            writer = run.claim(continues=found.generations[1] if len(found.generations) > 1 else None)
+        found = run.discover()
+        for committed in found.generations:
+            assert run.verify(committed, Depth.DIGESTS).read("base") == bases[committed.id]
+    writer.prune(Retention(100))
+    found = run.discover()
+    needed = {ref.key for committed in found.generations for ref in committed.manifest.objects}
+    assert {key for key in keys(store) if layout.is_base(key)} <= needed
 
 
 # -- who prunes what another one is about to refer to ------------------------------------------------------------------

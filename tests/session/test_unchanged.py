@@ -172,6 +172,22 @@ def test_a_change_behind_everybodys_back_is_noticed(run: Run, change: Callable[[
     assert not same(loaded(run, first.id.name), changed)
 
 
+def test_several_threads_look_at_a_large_base(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 64)
+    model = Model()
+    model.frozen |= {f"more{i}": torch.randn(MANY + i) for i in range(40)}
+    with begun(session_of(run), model) as session:
+        for step in range(1, 4):
+            model.frozen[f"more{7 * step}"].add_(1)
+            model.frozen["f2"].mul_(1 + (step == 3))
+            committed = save(session, model, step)
+            assert committed is not None
+            state = {"model": {key: torch.empty_like(value) for key, value in model.state().items()}}
+            torch.distributed.checkpoint.load(state, storage_reader=SpotStorageReader(run), no_dist=True)
+            assert same(state["model"], model.state())
+    assert committed.manifest.own_size < 4 * (MANY + 2 * MANY) * 4
+
+
 def test_a_change_of_what_is_not_contiguous_is_noticed(run: Run) -> None:
     model = Model()
     with begun(session_of(run), model) as session:
