@@ -15,6 +15,7 @@ from spot_core.layout import PartTarget
 from spot_core.pytorch.committer import report
 from spot_core.pytorch.live import Live
 from spot_core.pytorch.outcome import as_commit_error
+from spot_core.pytorch.plan import SMALL_BYTES
 from spot_core.pytorch.relay import Share
 from spot_core.pytorch.stage import storage_ids
 from spot_core.pytorch.state import Split, split
@@ -59,7 +60,7 @@ def begin_snapshot(
         own.tensors,
         shared_objects=state.objects,
         local_objects=own.objects,
-        apart=storage_ids(frozen),
+        apart=storage_ids(tensor for tensor in frozen if tensor.nbytes >= SMALL_BYTES),
         mutable=live.baseline.mutable,
     )
     live.joint.forget()
