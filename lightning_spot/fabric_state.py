@@ -101,6 +101,10 @@ class FabricState:
         self.precision.load_state_dict(local["precision"])
         state.update(local["values"])
 
+    def frozen(self) -> list[torch.Tensor]:
+        """Tensors that are not expected to change from save to save."""
+        return [tensor for module in self.modules.values() for tensor in modules.frozen(module)]
+
     def stable(self) -> list[torch.Tensor]:
         """What only an optimizer's step changes: what it trains, and its state.
 

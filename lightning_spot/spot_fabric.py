@@ -206,8 +206,8 @@ class SpotFabric:
             "rng": rng.capture(),
         }
         self._running().save(
-            int(state["step"]), shared=shared, local=local, stable=[] if wait else mine.stable(), reason=reason,
-            finished=finished, wait=wait,
+            int(state["step"]), shared=shared, local=local, stable=[] if wait else mine.stable(),
+            frozen=mine.frozen(), reason=reason, finished=finished, wait=wait,
         )
 
     def _running(self) -> Session:

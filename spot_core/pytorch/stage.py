@@ -22,7 +22,7 @@ from collections.abc import Callable, Container, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import torch
 
@@ -42,6 +42,10 @@ the one before, so that it begins at once."""
 
 
 _MOST_LOOKERS = 4
+
+
+_Base: TypeAlias = tuple[int, memoryview, torch.Tensor]
+"""Number, bytes and place in the slab of an item of the base."""
 
 
 class Item(Protocol):
@@ -130,9 +134,9 @@ class _Copies:
     now: _Group
     later: list[_Group]
     devices: frozenset[torch.device]
-    base_now: list[tuple[int, memoryview, torch.Tensor]]
-    """Number, bytes and place in the slab of the base's items that can be looked at where they lie."""
-    base_later: list[tuple[int, memoryview, torch.Tensor]]
+    base_now: list[_Base]
+    """Of the base's items those that can be looked at where they lie."""
+    base_later: list[_Base]
 
 
 class Stager:
@@ -187,9 +191,7 @@ class Stager:
         with torch.no_grad():
             copies.now.copy_host()
             copies.now.start_cuda(torch.cuda.current_stream)
-            if look is not None:
-                for base in copies.base_now:
-                    look.at_source(*base)
+            self._look(look, copies.base_now)
         end = None if look is None else lambda: self._settle(look, slab, settled)
         if not copies.later and not copies.devices and not copies.base_later:
             self._client.advance(plan.size)
@@ -270,16 +272,16 @@ class Stager:
             self._client.advance(group.end)
         if not copies.later:
             self._client.advance(copies.plan.size)
-        self._look(copies, look)
+        self._look(look, copies.base_later)
 
-    def _look(self, copies: _Copies, look: Look | None) -> None:
-        """At the base, by a few threads: one core reads less than the memory gives."""
-        if look is None:
+    def _look(self, look: Look | None, bases: Sequence[_Base]) -> None:
+        """By a few threads: one core reads less than the memory gives."""
+        if look is None or not bases:
             return
         lookers = min(_MOST_LOOKERS, (os.cpu_count() or 1) // (2 * local_world_size()))  # half is the training's
         if lookers > 1 and self._lookers is None:
             self._lookers = ThreadPoolExecutor(lookers, thread_name_prefix="spot-look")
-        looks = [partial(look.at_source, *base) for base in copies.base_later]
+        looks = [partial(look.at_source, *base) for base in bases]
         futures: list[Future[None]] = []
         if self._lookers is not None:
             with contextlib.suppress(RuntimeError):  # the interpreter is on its way out and lends no more threads
@@ -299,7 +301,7 @@ class Stager:
             done.append((group.end, [self._stream(device).record_event() for device in copies.devices]))
         for group in copies.later:
             group.copy_host()
-        self._look(copies, look)
+        self._look(look, copies.base_later)
         # From here on the training may go on, behind these events.
         self._ends = done[-1][1] if done else ready
         self._released.set()
@@ -331,8 +333,8 @@ class Stager:
                 later[-1].end = item.offset + nbytes
             if later:
                 later[-1].end = plan.size
-            base_now: list[tuple[int, memoryview, torch.Tensor]] = []
-            base_later: list[tuple[int, memoryview, torch.Tensor]] = []
+            base_now: list[_Base] = []
+            base_later: list[_Base] = []
             for number, item in enumerate(plan.bases):
                 tensor, target = item.tensor, memory.like(item.tensor, plan.base_start + item.offset)
                 waits = _can_wait(tensor) and _storage_id(tensor) in stable
