@@ -9,6 +9,7 @@ import argparse
 import json
 import os
 import signal
+import threading
 from pathlib import Path
 
 import torch
@@ -53,6 +54,7 @@ def main():
         seen += 1
         if seen == args.after and accelerator.is_main_process:
             os.kill(os.getpid(), signal.SIGTERM)
+            threading.Event().wait(0.3)  # the notice takes its way
 
     if args.how == "epochs":
         for epoch in accelerate_spot.epochs(2, 5):

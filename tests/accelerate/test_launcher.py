@@ -107,7 +107,7 @@ def test_without_this_launcher(tmp_path: Path, by: str, processes: int) -> None:
         return subprocess.run(line, env=environ | run, check=False, timeout=200).returncode
 
     assert begin("control") == 0
-    for after in (2, 4):
+    for after in (2, 1):  # of 9 updates with two processes
         assert begin("out", "--after", after) == (143 if processes == 1 else 1)  # torchrun's own for any failure
     assert begin("out") == 0
     assert_continued(tmp_path / "out", tmp_path / "control", ranks=processes)
