@@ -49,6 +49,8 @@ def translate_backend(error: Exception, verb: str, key: str, uri: str, why: str)
     if names & _ACCESS:
         return AccessError(where, hint="Check the credentials of this process.")
     if isinstance(error, OSError):
+        if error.errno is None and why.startswith("Forbidden: "):  # how gcsfs says 403
+            return AccessError(where, hint="Check the credentials and rights of this process.")
         if error.errno == _REMOTE_IO:
             return TransientStoreError(where)
         translated = translate(error, verb, key, uri)

@@ -12,8 +12,8 @@ import os
 import secrets
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, TypeVar
 
 import stamina
@@ -29,7 +29,9 @@ from spot_core.errors import (
 )
 from spot_core.store._backend_errors import translate_backend
 from spot_core.store._base import BlobSource, Capabilities, ObjectInfo, Unfinished, check_key, check_prefix, chunk_count
-from spot_core.store._pieces import pieces, scatter
+from spot_core.store._crc32c import Crc32c
+from spot_core.store._gcs_parts import BLOCK, side_by_side, slices
+from spot_core.store._pieces import read_pieces, scatter
 from spot_core.store._secrets import scrub
 
 __all__ = ["FsspecStore"]
@@ -39,13 +41,17 @@ _T = TypeVar("_T")
 
 # Protocols whose `mode="create"` is a condition that the server checks. Everywhere else fsspec looks first and writes
 # then, which two writers can both pass.
-_CONDITIONAL = {"gs", "gcs"}
+_GCS = {"gs", "gcs"}
+_CONDITIONAL = _GCS
 # Protocols without folders of their own. Elsewhere they are made first (asked to, gcsfs would make a bucket).
 _FLAT = _CONDITIONAL | {"memory"}
+# Protocols that join objects, so that parts can be sent side by side.
+_COMPOSING = _GCS
 _WRITING = {"create", "replace", "write"}
 _MIN_BLOCK, _MAX_PARTS = 16 << 20, 9_000
 """Bytes per uploaded part, and how many parts an object may have (S3 allows 10,000)."""
-_READ_PIECE = 16 << 20
+_REQUEST_S = 120.0
+"""A request that takes longer is given up and tried again."""
 
 
 class FsspecStore:
@@ -108,25 +114,60 @@ class FsspecStore:
         self._retry(lambda: self._call("replace", key, lambda fs: fs.pipe_file(path, data)))
 
     def put_blob(self, key: str, source: BlobSource) -> None:
+        failed = threading.Event()
+        parts = slices(source, failed) if self._protocol in _COMPOSING else []
+        if len(parts) < 2:
+            self._stream(key, source, max(_MIN_BLOCK, source.chunk_size, -(-source.size // _MAX_PARTS)))
+            return
+        names = [f"{check_key(key)}.part-{number:02d}" for number in range(len(parts))]
+        try:
+            jobs = (partial(self._stream, name, part, BLOCK) for name, part in zip(names, parts, strict=True))
+            side_by_side(jobs, failed)
+            paths = [self._path(name) for name in names]
+            self._retry(lambda: self._call("join the parts of", key, lambda fs: fs.merge(self._path(key), paths)))
+            self._retry(lambda: self._compare(key, source.size, None))
+        finally:
+            self._clear(names)
+
+    def _clear(self, names: Sequence[str]) -> None:
+        """They have served; one that stays is in the way of nothing, and goes with its generation."""
+        try:
+            side_by_side((partial(self.delete, name) for name in names), threading.Event())
+        except StoreError as error:
+            _log.warning("Parts of an upload may remain at %s: %s", self.uri, error)
+
+    def _stream(self, key: str, source: BlobSource, block: int) -> None:
         path = self._path(key)
-        block = max(_MIN_BLOCK, source.chunk_size, -(-source.size // _MAX_PARTS))
 
         def upload() -> None:
             # autocommit=False: the object appears with commit(), never by closing.
             file = self._call("write", key, lambda fs: fs.open(path, "wb", block_size=block, autocommit=False))
+            summed = Crc32c() if self._protocol in _GCS else None
             try:
                 for i in range(chunk_count(source)):
                     chunk = source.chunk(i)  # outside of the translation: a source's own errors pass as they are
                     with self._errors("write", key):
                         file.write(chunk)
+                    if summed is not None:
+                        summed.update(chunk)
                 with self._errors("write", key):
                     file.close()
                     file.commit()
+                self._compare(key, source.size, None if summed is None else summed.text)
             except BaseException:
                 self._take_back(file, key, path)
                 raise
 
         self._retry(upload)
+
+    def _compare(self, key: str, size: int, crc32c: str | None) -> None:
+        """The store's own account of what it has. A block that was sent again after a lost reply may be there twice."""
+        found = self._call("look up", key, lambda fs: dict(_fresh(fs, self._path(key))))
+        if found.get("size", size) != size:
+            told = f"{key} at {self.uri} has {found['size']} bytes, not the {size} that were written."
+            raise TransientStoreError(told)
+        if crc32c is not None and found.get("crc32c", crc32c) != crc32c:
+            raise TransientStoreError(f"{key} at {self.uri} is not what was written: its CRC32C is another.")
 
     def get(self, key: str) -> bytes:
         path = self._path(key)
@@ -134,21 +175,14 @@ class FsspecStore:
 
     def get_ranges(self, key: str, ranges: Sequence[tuple[int, Sequence[memoryview]]], *, threads: int = 4) -> None:
         check_key(key)
-        requests = list(pieces(ranges, max_bytes=_READ_PIECE))
-        with ThreadPoolExecutor(max(1, min(threads, len(requests))), thread_name_prefix="spot-read") as pool:
-            for _ in pool.map(lambda request: self._fill(key, *request), requests):
-                pass
+        read_pieces(ranges, lambda offset, buffers: self._fill(key, offset, buffers), threads)
 
     def stat(self, key: str) -> ObjectInfo | None:
         path = self._path(key)
 
         def look() -> ObjectInfo | None:
-            def info(fs: Any) -> dict[str, Any]:
-                fs.invalidate_cache(path)
-                return dict(fs.info(path))
-
             try:
-                found = self._call("stat", key, info)
+                found = self._call("stat", key, lambda fs: _fresh(fs, path))
             except KeyMissingError:
                 return None
             return _info(key, found) if found.get("type") == "file" else None
@@ -262,7 +296,11 @@ class FsspecStore:
             _log.warning("%s refuses conditional puts: %s", self.uri, error)
             return False
         finally:
-            self.delete(key)
+            try:
+                self.delete(key)
+            except AccessError as error:
+                # What the probe found counts all the same; a preflight asks about deleting by itself.
+                _log.warning("%s stays at %s: %s", key, self.uri, error)
 
     def _conditional(self) -> bool:
         with self._lock:
@@ -305,10 +343,8 @@ class FsspecStore:
     def _fs(self) -> Any:
         with self._lock:
             if self._opened is None:
-                import fsspec.core
-
                 try:
-                    self._opened = fsspec.core.url_to_fs(self.uri, **self.storage_options)
+                    self._opened = _open(self.uri, self._protocol, self.storage_options)
                 except (TypeError, ValueError) as error:
                     raise ConfigError(
                         f"The file system of {self.uri} refuses its storage_options: {self._scrub(error)}."
@@ -338,7 +374,7 @@ class FsspecStore:
 def _check_protocol(protocol: str) -> None:
     import fsspec
 
-    if protocol in ("gs", "gcs"):
+    if protocol in _GCS:
         # Read when gcsfs is imported. Its default class first asks a gRPC service what kind of bucket it is, which
         # takes a right of its own, and a minute where there is no such service; nothing here depends on the answer.
         os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
@@ -353,6 +389,29 @@ def _check_protocol(protocol: str) -> None:
         extra = {"gs": "gcs", "gcs": "gcs"}.get(protocol)
         install = f"pip install 'lightning-spot[{extra}]'" if extra else str(error)
         raise ConfigError(f"{protocol}:// needs a package that is not installed.", hint=f"{install}.") from error
+
+
+def _open(uri: str, protocol: str, options: Mapping[str, Any]) -> tuple[Any, str]:
+    """The file system and its name of `uri`."""
+    import fsspec.config
+    import fsspec.core
+
+    if protocol not in _GCS:
+        found: tuple[Any, str] = fsspec.core.url_to_fs(uri, **options)
+        return found
+    # Not gcsfs's default class, see `_check_protocol`; some other code may have imported it first.
+    from gcsfs.core import GCSFileSystem
+
+    configured = any("requests_timeout" in fsspec.config.conf.get(name, {}) for name in _GCS)
+    # Left alone it would wait for ever for a server that says nothing.
+    limit = {} if configured else {"requests_timeout": _REQUEST_S}
+    return GCSFileSystem(**{**limit, **options}), uri.split("://", 1)[1]
+
+
+def _fresh(fs: Any, path: str) -> Mapping[str, Any]:
+    fs.invalidate_cache(path)
+    found: Mapping[str, Any] = fs.info(path)
+    return found
 
 
 def _info(key: str, entry: Mapping[str, Any]) -> ObjectInfo:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
-__all__ = ["pieces", "scatter"]
+__all__ = ["pieces", "read_pieces", "scatter"]
+
+_REQUEST = 16 << 20
+"""Bytes asked of an object store at a time."""
 
 
 def pieces(
@@ -24,6 +28,21 @@ def pieces(
                     offset, piece, size = offset + size, [], 0
         if piece:
             yield offset, piece
+
+
+def read_pieces(
+    ranges: Sequence[tuple[int, Sequence[memoryview]]],
+    fill: Callable[[int, Sequence[memoryview]], None],
+    threads: int,
+) -> None:
+    """`fill` every piece of `ranges`, one request each, on up to `threads` threads; the first error is raised."""
+    requests = list(pieces(ranges, max_bytes=_REQUEST))
+    if len(requests) == 1:
+        fill(*requests[0])
+        return
+    with ThreadPoolExecutor(max(1, min(threads, len(requests))), thread_name_prefix="spot-read") as pool:
+        for _ in pool.map(lambda request: fill(*request), requests):
+            pass
 
 
 def scatter(data: memoryview, buffers: Sequence[memoryview]) -> None:

@@ -28,11 +28,20 @@ class Request:
 
     @property
     def is_part(self) -> bool:
+        """Bytes of a big object: a part (S3), a block (Azure), a piece of a stream (GCS)."""
+        if "upload_id" in self.query:
+            return self.writes
         return self.method == "PUT" and bool(self.query.keys() & {"partNumber", "blockid"})
 
     @property
+    def makes_visible(self) -> bool:
+        """What ends the upload of a big object (on GCS its last piece does; this is the joining of parts)."""
+        ends = self.method == "POST" and ("uploadId" in self.query or self.key.endswith("/compose"))
+        return ends or self.query.get("comp") == ["blocklist"]
+
+    @property
     def is_listing(self) -> bool:
-        return self.method == "GET" and bool(self.query.keys() & {"list-type", "prefix"})
+        return self.method == "GET" and bool(self.query.keys() & {"list-type", "prefix", "comp"})
 
     @property
     def writes(self) -> bool:
@@ -177,6 +186,8 @@ class Proxy:
         server_writer.write(head + body)
         await server_writer.drain()
         reply_head = await server_reader.readuntil(b"\r\n\r\n")
+        # Where a server says to go on is behind the proxy as well.
+        reply_head = reply_head.replace(f":{self.upstream}/".encode(), f":{self.port}/".encode())
         status, reply_headers = _parse_reply(reply_head)
         empty = request.method == "HEAD" or status in (204, 304)
         reply = b"" if empty else await _body(server_reader, reply_headers, until_end=True)

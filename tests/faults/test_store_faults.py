@@ -13,7 +13,7 @@ import pytest
 
 from spot_core import Depth, Run
 from spot_core.errors import AccessError, CorruptShardError, KeyExistsError, StoreError, TransientStoreError
-from spot_core.store import BytesSource, CloudStore, put_once
+from spot_core.store import BytesSource, CloudStore, FsspecStore, Store, _gcs_parts, put_once
 from tests.faults.lanes import some
 from tests.faults.proxy import Answer, Corrupt, Fault, LoseReply, Proxy, Request, Reset, Stall, Truncate
 from tests.stores.servers import Server
@@ -22,9 +22,17 @@ SLOW_DOWN = Answer(503, "SlowDown", "Please reduce your request rate.")
 DATA = bytes(range(251)) * 100_000  # 25 MB: two parts
 
 
-@pytest.fixture(params=["moto", pytest.param("seaweedfs", marks=pytest.mark.slow)])
+@pytest.fixture(params=some(["moto", "seaweedfs", "azurite", "fake-gcs"], "moto"))
 def server(request: pytest.FixtureRequest, server_named: Callable[[str], Server]) -> Server:
     return server_named(request.param)
+
+
+@pytest.fixture(autouse=True)
+def _no_long_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """gcsfs tries six times by itself, with half a minute of waits in between: without them, here."""
+    import gcsfs.retry
+
+    monkeypatch.setattr(gcsfs.retry, "min", lambda *_: 0.01, raising=False)
 
 
 @pytest.fixture
@@ -33,10 +41,17 @@ def proxy(server: Server) -> Iterator[Proxy]:
         yield made
 
 
+def opened(server: Server, proxy: Proxy, run_name: str, retry_s: float, **more: object) -> Store:
+    """Through the proxy. `open_store` chooses the same, but has no deadline to set."""
+    kind = FsspecStore if server.scheme == "gs" else CloudStore
+    options = {**server.behind(proxy.port).options, **more}
+    return kind(server.uri(run_name), storage_options=options, retry_s=retry_s)
+
+
 @pytest.fixture
-def store(server: Server, proxy: Proxy, run_name: str) -> CloudStore:
+def store(server: Server, proxy: Proxy, run_name: str) -> Store:
     """With a deadline that a burst outlives only where it is meant to."""
-    return CloudStore(server.uri(run_name), storage_options=server.behind(proxy.port).options, retry_s=10)
+    return opened(server, proxy, run_name, 10)
 
 
 def first(count: int, fault: Fault, which: Callable[[Request], bool]) -> Callable[[Request], Fault | None]:
@@ -56,25 +71,25 @@ BURSTS = {
 
 
 @pytest.mark.parametrize("kind", some(BURSTS, "reset", "slow down"))
-def test_an_upload_comes_through(store: CloudStore, proxy: Proxy, kind: str) -> None:
+def test_an_upload_comes_through(store: Store, proxy: Proxy, kind: str) -> None:
     proxy.fault = first(3, BURSTS[kind], lambda request: request.is_part)
     store.put_blob("g/blob", BytesSource(DATA))
     assert store.get("g/blob") == DATA
     assert [info.key for info in store.list("")] == ["g/blob"]
     parts = sum(request.is_part for request in proxy.requests)
-    assert parts == 2 if kind == "stall" else parts >= 5, "the fault was met, and only parts were sent again"
+    assert parts <= 3 if kind == "stall" else parts >= 4, "the fault was met, and only parts were sent again"
 
 
 @pytest.mark.parametrize("kind", ["500", "lost reply"])
-def test_the_end_of_an_upload_comes_through(store: CloudStore, proxy: Proxy, kind: str) -> None:
+def test_the_end_of_an_upload_comes_through(store: Store, proxy: Proxy, kind: str) -> None:
     """The request that makes the object visible may have been carried out when its reply is lost."""
-    proxy.fault = first(1, BURSTS[kind], lambda request: request.method == "POST" and "uploadId" in request.query)
+    proxy.fault = first(1, BURSTS[kind], lambda request: request.makes_visible)
     store.put_blob("g/blob", BytesSource(DATA))
     assert store.get("g/blob") == DATA
 
 
 @pytest.mark.parametrize("kind", some(BURSTS, "reset", "lost reply"))
-def test_a_conditional_put_is_done_once_and_known_for_ones_own(store: CloudStore, proxy: Proxy, kind: str) -> None:
+def test_a_conditional_put_is_done_once_and_known_for_ones_own(store: Store, proxy: Proxy, kind: str) -> None:
     proxy.fault = first(2, BURSTS[kind], lambda request: request.method == "PUT")
     put_once(store, "lives/1", b"nonce one")
     assert store.get("lives/1") == b"nonce one"
@@ -85,7 +100,7 @@ def test_a_conditional_put_is_done_once_and_known_for_ones_own(store: CloudStore
 
 
 @pytest.mark.parametrize("kind", some(["reset", "503", "slow down", "lost reply", "truncated"], "reset", "truncated"))
-def test_reading_comes_through(store: CloudStore, proxy: Proxy, kind: str) -> None:
+def test_reading_comes_through(store: Store, proxy: Proxy, kind: str) -> None:
     store.put_blob("g/blob", BytesSource(DATA))
     fault = Truncate() if kind == "truncated" else BURSTS[kind]
     proxy.fault = first(2, fault, lambda request: request.method == "GET")
@@ -100,12 +115,26 @@ def test_reading_comes_through(store: CloudStore, proxy: Proxy, kind: str) -> No
     assert list(store.list_dirs("")) == ["g"]
 
 
+def test_a_server_that_says_nothing_is_given_up(server: Server, proxy: Proxy, run_name: str) -> None:
+    """Nobody waits for ever for a reply."""
+    limit = {"requests_timeout": 0.3} if server.scheme == "gs" else {"timeout": 0.3}
+    if server.scheme == "s3":
+        limit = {"config_kwargs": {"read_timeout": 0.3}}  # type: ignore[dict-item]
+    store = opened(server, proxy, run_name, 0.5, **limit)
+    proxy.fault = lambda request: Stall(60.0)
+    asking: list[Callable[[], object]] = [lambda: store.get("a"), lambda: store.put("a", b"1"), lambda: store.list("")]
+    for ask in asking:
+        with pytest.raises(TransientStoreError):
+            ask()
+
+
 @pytest.mark.parametrize("answer", [Answer(403, "AccessDenied"), Answer(400, "ExpiredToken"), Answer(500, "Odd")])
 def test_an_error_is_never_told_as_an_absence(
     server: Server, proxy: Proxy, run_name: str, answer: Answer
 ) -> None:
-    options = server.behind(proxy.port).options
-    store = CloudStore(server.uri(run_name), storage_options=options, retry_s=0.3)
+    if server.scheme == "gs" and answer.status == 400:
+        answer = Answer(401, "Unauthorized", "Invalid Credentials")  # so it is told there
+    store = opened(server, proxy, run_name, 0.3)
     proxy.fault = lambda request: answer
     kind = TransientStoreError if answer.status == 500 else AccessError
     asking: list[Callable[[], object]] = [
@@ -127,8 +156,7 @@ def test_an_error_is_never_told_as_an_absence(
 def test_an_upload_that_is_given_up_leaves_no_object_and_no_parts(
     server: Server, proxy: Proxy, run_name: str
 ) -> None:
-    options = server.behind(proxy.port).options
-    store = CloudStore(server.uri(run_name), storage_options=options, retry_s=0.5)
+    store = opened(server, proxy, run_name, 0.5)
     proxy.fault = lambda request: Answer(500, "InternalError") if request.is_part else None
     with pytest.raises(TransientStoreError):
         store.put_blob("g/blob", BytesSource(DATA))
@@ -136,8 +164,10 @@ def test_an_upload_that_is_given_up_leaves_no_object_and_no_parts(
     assert list(store.unfinished("")) == [], "the parts that did arrive are paid for until somebody aborts"
 
 
-def test_a_bit_that_turns_on_the_way_is_found(store: CloudStore, proxy: Proxy) -> None:
-    """By nobody but us, where the payload is not signed and the wire is not encrypted."""
+def test_a_bit_that_turns_on_the_way_is_found(store: Store, proxy: Proxy) -> None:
+    """By nobody but us, where the payload is not signed and the wire is not encrypted, and no digest of it is told."""
+    if store.uri.startswith("gs:"):
+        pytest.skip("GCS tells its digest: see the next test")
     run = Run.open(store)
     writer = run.claim()
     for step in (1, 2):
@@ -153,6 +183,23 @@ def test_a_bit_that_turns_on_the_way_is_found(store: CloudStore, proxy: Proxy) -
     assert verified is not None
     assert verified.committed.id.step == 1
     assert verified.read("w") == DATA
+
+
+@pytest.mark.slow
+def test_what_gcs_has_is_compared_with_what_was_sent(
+    server_named: Callable[[str], Server], run_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One stream, and parts side by side: the piece that changed on the way is sent again."""
+    server = server_named("fake-gcs")
+    with Proxy(server.port) as proxy:
+        store = opened(server, proxy, run_name, 10)
+        for key in ("g/stream", "g/parts"):
+            proxy.fault = first(1, Corrupt(), lambda request: request.is_part)
+            store.put_blob(key, BytesSource(DATA))
+            assert store.get(key) == DATA
+            monkeypatch.setattr(_gcs_parts, "_PART", 8 << 20)
+        assert [info.key for info in store.list("")] == ["g/parts", "g/stream"]
+        assert sum(request.makes_visible for request in proxy.requests) == 1, "the parts were joined once"
 
 
 @pytest.mark.slow
@@ -180,6 +227,8 @@ def test_the_server_refuses_it_where_it_is_told_the_digest(
 
 def test_secrets_are_in_no_error(server: Server, proxy: Proxy, run_name: str) -> None:
     """Servers repeat what they were sent: keys, signatures, tokens."""
+    if server.scheme != "s3":
+        pytest.skip("what is scrubbed does not depend on the server")
     secret = str(server.options["secret"])
     options = {**server.behind(proxy.port).options, "token": "session-token-0815"}
     store = CloudStore(server.uri(run_name), storage_options=options, retry_s=0.2)

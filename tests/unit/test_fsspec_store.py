@@ -237,6 +237,7 @@ def test_a_write_that_breaks_off_publishes_nothing(
     files.clear()
     assert Buffered.published == []
     monkeypatch.setattr(Buffered, "fail_at", 10**9)
+    monkeypatch.setattr(Bucket, "info", lambda self, path: {"type": "file", "name": path, "size": 5 * 4096})
     make().put_blob("b", BytesSource(bytes(5 * 4096), 4096))
     assert Buffered.published == [bytes(5 * 4096)]
 
@@ -340,6 +341,26 @@ def test_backend_errors_by_what_to_do(error: Exception, cls: type[StoreError]) -
     assert "k at s3://b/run" in str(found)
 
 
+def test_gcsfs_says_403_by_its_text_alone() -> None:
+    found = translate_backend(OSError("Forbidden: http://x\nno"), "put", "k", "gs://b/r", "Forbidden: http://x\nno")
+    assert isinstance(found, AccessError)
+
+
 def test_no_space_keeps_its_reason() -> None:
     found = translate_backend(OSError(errno.ENOSPC, "full"), "write", "k", "x://b", "full")
     assert found.reason is Reason.NO_SPACE
+
+
+def test_gcs_gives_up_a_request_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """gcsfs alone would wait for ever for a server that says nothing."""
+    pytest.importorskip("gcsfs")
+    from fsspec.config import conf
+
+    anonymous = {"token": "anon", "endpoint_url": "http://127.0.0.1:1"}
+    assert FsspecStore("gs://bucket/run", storage_options=anonymous)._fs().requests_timeout == 120
+    own = {**anonymous, "requests_timeout": 7}
+    assert FsspecStore("gs://bucket/run", storage_options=own)._fs().requests_timeout == 7
+    monkeypatch.setitem(conf, "gcs", {"requests_timeout": 8})
+    assert FsspecStore("gs://bucket/run2", storage_options=anonymous)._fs().requests_timeout == 8
+    # Whatever class gcsfs took for its default when somebody imported it, this one asks no other service first.
+    assert type(FsspecStore("gs://bucket/run", storage_options=own)._fs()).__module__ == "gcsfs.core"
