@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import os
 from collections.abc import Mapping
@@ -74,7 +75,7 @@ class Settings:
     preflight: bool = True
     """Whether store, room and memory are checked before the first step of each life."""
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
-    """Passed to fsspec untouched; may hold secrets, so it is shown nowhere and has no variable."""
+    """As the store's client takes them; may hold secrets, so they are shown nowhere. Their variable holds JSON."""
 
     def __post_init__(self) -> None:
         parse_interval(self.interval)
@@ -125,7 +126,7 @@ class Settings:
         values = {name: value for name, value in keywords.items() if value is not None}
         for spec in dataclasses.fields(cls):
             text = environ.get(f"SPOT_{spec.name.upper()}", "").strip()
-            if spec.name not in values and text and spec.name != "storage_options":
+            if spec.name not in values and text:
                 values[spec.name] = _parse(spec.name, str(spec.type), text)
         unknown = sorted(values.keys() - {spec.name for spec in dataclasses.fields(cls)})
         if unknown:
@@ -136,6 +137,8 @@ class Settings:
 
 def _parse(name: str, kind: str, text: str) -> object:
     variable = f"SPOT_{name.upper()}"
+    if name == "storage_options":
+        return _options(variable, text)
     try:
         if kind.startswith("int"):
             return None if text.lower() == "none" and "None" in kind else int(text)
@@ -148,6 +151,17 @@ def _parse(name: str, kind: str, text: str) -> object:
             raise ConfigError(f"{variable}={text!r}: give one of {', '.join(_TRUE + _FALSE)}.")
         return text.lower() in _TRUE
     return text
+
+
+def _options(variable: str, text: str) -> Mapping[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        # Not a word of what it holds, nor of the parser's error, which repeats some.
+        raise ConfigError(f"{variable} holds no JSON object.", hint="""For example: {"endpoint_url": "https://host"}""")
+    return value
 
 
 def _seconds(name: str, value: object) -> float:

@@ -13,6 +13,7 @@ import typer
 
 from spot_core import fence, layout, memory
 from spot_core.cli import exits
+from spot_core.cli.opening import open_run
 from spot_core.cli.output import JsonOption, RunArgument, age, console, print_json, size, table
 from spot_core.config import Settings
 from spot_core.errors import KeyMissingError, RestoreError, SpotError
@@ -54,7 +55,7 @@ def doctor(
     Exit codes: 0 all well, also for a place that is still empty; 4 the newest generation is damaged, 5 the store
     failed or does not permit what a run needs.
     """
-    opened = Run.open(run)
+    opened = open_run(run)
     findings = list(_examine(opened, write, None if state_gb is None else int(state_gb * 1e9)))
     if json:
         print_json(

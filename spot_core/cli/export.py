@@ -9,9 +9,9 @@ from typing import Annotated
 import typer
 
 from spot_core.cli.generations import pick
+from spot_core.cli.opening import open_run
 from spot_core.cli.output import GenerationArgument, JsonOption, RunArgument, console, print_json
 from spot_core.errors import ConfigError
-from spot_core.run import Run
 
 
 class Format(str, enum.Enum):
@@ -43,7 +43,7 @@ def export(
         raise ConfigError("Say where to write.", hint="Give --out PATH.")
     if out.exists():
         raise ConfigError(f"{out} exists; an export never replaces anything.", hint="Choose a new name.")
-    opened = Run.open(run)
+    opened = open_run(run)
     committed = pick(opened, opened.discover(), generation)
     try:
         from spot_core.pytorch.export import export as write

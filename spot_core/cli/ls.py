@@ -6,8 +6,8 @@ import typer
 
 from spot_core.cli import exits
 from spot_core.cli.generations import nothing_there, problem_json, referred, summary
+from spot_core.cli.opening import open_run
 from spot_core.cli.output import JsonOption, RunArgument, age, console, print_json, size, table
-from spot_core.run import Run
 
 
 def ls(run: RunArgument, json: JsonOption = False) -> None:
@@ -15,7 +15,7 @@ def ls(run: RunArgument, json: JsonOption = False) -> None:
 
     Exit codes: 0 there is one, 3 there is none, 4 there are only damaged ones, 5 the store failed.
     """
-    opened = Run.open(run)
+    opened = open_run(run)
     record = opened.record()
     found = opened.discover()
     if json:

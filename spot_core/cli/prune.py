@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from spot_core import fence
+from spot_core.cli.opening import open_run
 from spot_core.cli.output import JsonOption, RunArgument, console, print_json
 from spot_core.cli.verify import DepthOption, look
 from spot_core.errors import ConfigError, NoGenerationError, StoreError
@@ -95,7 +96,7 @@ def prune(
     if keep is None and (not orphans or keep_every is not None):
         raise ConfigError("Say what may go.", hint="Give --keep N, or --orphans for interrupted saves only.")
     retention = Retention(EVERYTHING if keep is None else keep, keep_every)
-    opened = Run.open(run)
+    opened = open_run(run)
     found = opened.discover()
     if not found.generations and keep is not None:
         raise NoGenerationError(f"There is no generation at {opened.uri}: nothing is pruned.")

@@ -7,8 +7,8 @@ import json as json_text
 import typer
 
 from spot_core.cli.generations import pick, referred, summary
+from spot_core.cli.opening import open_run
 from spot_core.cli.output import GenerationArgument, JsonOption, RunArgument, console, moment, print_json, size, table
-from spot_core.run import Run
 
 
 def show(run: RunArgument, generation: GenerationArgument = None, json: JsonOption = False) -> None:
@@ -16,7 +16,7 @@ def show(run: RunArgument, generation: GenerationArgument = None, json: JsonOpti
 
     Exit codes: 0 shown, 3 no such generation, 4 it is damaged, 5 the store failed.
     """
-    opened = Run.open(run)
+    opened = open_run(run)
     committed = pick(opened, opened.discover(), generation)
     manifest = committed.manifest
     if json:

@@ -10,6 +10,7 @@ import typer
 from spot_core import layout
 from spot_core.cli import exits
 from spot_core.cli.generations import nothing_there, pick, problem_json
+from spot_core.cli.opening import open_run
 from spot_core.cli.output import GenerationArgument, JsonOption, RunArgument, console, print_json, table
 from spot_core.errors import RestoreError, SpotError, StoreError, TransientStoreError
 from spot_core.generation import Committed
@@ -39,7 +40,7 @@ def verify(
 
     Exit codes: 0 all whole, 3 nothing there, 4 damage, 5 the store failed.
     """
-    opened = Run.open(run)
+    opened = open_run(run)
     found = opened.discover()
     chosen = found.generations if generation is None else (pick(opened, found, generation),)
     verdicts = [verdict for item in chosen if (verdict := look(opened, item, depth)) is not None]

@@ -131,4 +131,15 @@ def test_storage_options_are_shown_nowhere() -> None:
     settings = Settings(storage_options={"secret": "hunter2-hunter2"})
     assert "hunter2" not in repr(settings)
     assert "storage_options" not in repr(settings)
-    assert Settings.from_env({"SPOT_STORAGE_OPTIONS": "x"}).storage_options is None
+
+
+def test_storage_options_have_a_variable_that_is_never_repeated() -> None:
+    text = '{"key": "k", "client_kwargs": {"endpoint_url": "http://h:1"}}'
+    settings = Settings.from_env({"SPOT_STORAGE_OPTIONS": text})
+    assert settings.storage_options == {"key": "k", "client_kwargs": {"endpoint_url": "http://h:1"}}
+    own = Settings.from_env({"SPOT_STORAGE_OPTIONS": text}, storage_options={"key": "mine"})
+    assert own.storage_options == {"key": "mine"}
+    for wrong in ('{"secret": "hunter2-hunter2"', '["hunter2-hunter2"]', "hunter2-hunter2"):
+        with pytest.raises(ConfigError, match="SPOT_STORAGE_OPTIONS holds no JSON object") as caught:
+            Settings.from_env({"SPOT_STORAGE_OPTIONS": wrong})
+        assert "hunter2" not in f"{caught.value}{caught.value!r}{caught.value.__cause__!r}{caught.value.__context__!r}"
