@@ -90,7 +90,12 @@ def _seaweedfs(folder: Path, port: int) -> tuple[list[str], Server]:
         "credentials": [{"accessKey": KEY, "secretKey": SECRET}],
         "actions": ["Admin", "Read", "Write", "List", "Tagging"],
     }
-    (folder / "s3.json").write_text(json.dumps({"identities": [identity]}))
+    reader = {
+        "name": "reader",
+        "credentials": [{"accessKey": "spot-reader", "secretKey": "spot-reader-secret"}],
+        "actions": ["Read", "List"],
+    }
+    (folder / "s3.json").write_text(json.dumps({"identities": [identity, reader]}))
     (folder / "data").mkdir()
     flags = {
         "dir": folder / "data",

@@ -24,8 +24,7 @@ from spot_core.store import open_store
 class Endless:
     size, chunk_size = int(sys.argv[2]), 8 << 20
     memory = memoryview(bytearray(8 << 20))
-    def chunk(self, i):
-        self.memory[:8] = i.to_bytes(8, "little")
+    def chunk(self, i):  # by several threads
         return self.memory[: self.size - i * self.chunk_size]
 
 def peak():
