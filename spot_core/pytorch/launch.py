@@ -29,7 +29,7 @@ from spot_core.launch.requeue import requeue_after_stop
 from spot_core.launch.stoprecord import STOP_NOTE, StopRecord
 from spot_core.launch.supervisor import MESSAGES, STOPPING, LauncherSignal, Supervisor
 from spot_core.signals.kubernetes import write_termination_log
-from spot_core.store import Store, open_store
+from spot_core.store import Store, is_reopenable, open_store
 
 _log = logging.getLogger(__name__)
 
@@ -120,7 +120,7 @@ def _open_run(uri: str | None) -> Store | None:
     if not uri:
         return None
     store = open_store(uri)
-    if not store.capabilities.reopenable:
+    if not is_reopenable(store):
         raise ConfigError(
             f"--run {uri}: no other process can open this store, so the launcher cannot read its stop record.",
             hint="Give a folder or an object store, or leave --run out.",

@@ -17,6 +17,7 @@ from spot_core.store._base import (
     check_key,
     check_prefix,
     chunk_count,
+    is_reopenable,
 )
 from spot_core.store._cloud import CloudStore
 from spot_core.store._fsspec import FsspecStore
@@ -39,6 +40,7 @@ __all__ = [
     "check_key",
     "check_prefix",
     "chunk_count",
+    "is_reopenable",
     "open_store",
     "put_once",
 ]

@@ -32,6 +32,7 @@ __all__ = [
     "check_key",
     "check_prefix",
     "chunk_count",
+    "is_reopenable",
 ]
 
 _SEGMENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._=+-]{0,200}|\.tmp-[0-9a-f]{1,64}")
@@ -189,6 +190,13 @@ class Store(Protocol):
 
     def abort(self, upload: Unfinished) -> None:
         """End an upload and free its parts; no error when it is gone. A writer still at it fails."""
+
+
+def is_reopenable(store: Store) -> bool:
+    """`Capabilities.reopenable`, without the probe that a look at the capabilities may take: stores that would need one
+    have it as an attribute of their own too."""
+    known: bool | None = getattr(store, "reopenable", None)
+    return store.capabilities.reopenable if known is None else known
 
 
 def chunk_count(source: BlobSource) -> int:

@@ -66,6 +66,8 @@ class CloudStore:
     An upload holds at most the parts under way and one more, whatever the size of the object.
     """
 
+    reopenable = True
+
     def __init__(self, uri: str, *, storage_options: Mapping[str, Any] | None = None, retry_s: float = 60.0) -> None:
         self.uri = uri.rstrip("/")
         self.storage_options: Mapping[str, Any] = dict(storage_options or {})
@@ -81,7 +83,7 @@ class CloudStore:
     def capabilities(self) -> Capabilities:
         if self._conditional is None:
             self._conditional = self._probe()
-        return Capabilities(put_if_absent=self._conditional, reopenable=True)
+        return Capabilities(put_if_absent=self._conditional, reopenable=self.reopenable)
 
     def put_if_absent(self, key: str, data: bytes) -> None:
         check_key(key)

@@ -74,6 +74,7 @@ class FsspecStore:
         self._lock = threading.Lock()
         self._opened: tuple[Any, str] | None = None
         self._capabilities: Capabilities | None = None
+        self.reopenable = self._protocol != "memory"
         _check_protocol(self._protocol)
 
     @property
@@ -81,7 +82,7 @@ class FsspecStore:
         with self._lock:
             known = self._capabilities
         if known is None:
-            known = Capabilities(put_if_absent=self._probe(), reopenable=self._protocol != "memory")
+            known = Capabilities(put_if_absent=self._probe(), reopenable=self.reopenable)
             with self._lock:
                 self._capabilities = known
         return known

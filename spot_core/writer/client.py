@@ -22,7 +22,7 @@ from typing import Any, Literal, TypeAlias
 
 from spot_core.errors import ConfigError, SaveError
 from spot_core.manifest import Part
-from spot_core.store import Store, open_store
+from spot_core.store import Store, is_reopenable, open_store
 from spot_core.tiers import LocalTier
 from spot_core.writer.drain import DrainJob
 from spot_core.writer.job import Bases, WriteJob
@@ -89,7 +89,7 @@ class WriterClient:
             raise ConfigError(f"Unknown writer mode {mode!r}.", hint="Use 'process' or 'thread'.")
         opened = open_store(store, storage_options=storage_options) if isinstance(store, str) else store
         places = Places(opened, local, Throttle(bytes_s))
-        client = cls(places, mode if opened.capabilities.reopenable else "thread")
+        client = cls(places, mode if is_reopenable(opened) else "thread")
         with client._lock:
             client._running_backend()
         _clients.add(client)

@@ -8,7 +8,7 @@ import logging
 import traceback
 import uuid
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import fsspec
 import pytest
@@ -28,6 +28,7 @@ from spot_core import (
 from spot_core.store import BytesSource, FsspecStore, put_once
 from spot_core.store import _fsspec as module
 from spot_core.store._backend_errors import translate_backend
+from spot_core.writer import WriterClient
 
 
 class Bucket(MemoryFileSystem):
@@ -142,6 +143,19 @@ def test_opening_and_looking_do_not_probe(make: Callable[..., FsspecStore]) -> N
     assert asked == []
     assert run.select(Depth.DIGESTS).verified is None
     assert set(asked) == {"get", "list"}
+
+
+@pytest.mark.parametrize("mode", ["process", "thread"])
+def test_a_writer_that_starts_does_not_probe(
+    make: Callable[..., FsspecStore], mode: Literal["process", "thread"]
+) -> None:
+    """Every rank starts one; only the one that claims needs to know."""
+    asked: list[str] = []
+    Bucket.before = staticmethod(lambda verb, path: asked.append(verb))
+    client = WriterClient.start(make(), mode=mode)
+    assert client.mode == mode
+    client.close()
+    assert asked == []
 
 
 def test_a_lost_reply_of_a_conditional_put_is_success(make: Callable[..., FsspecStore]) -> None:
