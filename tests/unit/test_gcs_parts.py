@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from spot_core import StoreError, TransientStoreError
+from spot_core.errors import SaveError
 from spot_core.store import BytesSource, FsspecStore, _gcs_parts
 from spot_core.store import _fsspec as module
 from tests.unit.test_fsspec_store import Bucket, make
@@ -76,6 +77,19 @@ def test_what_a_source_raises_passes_and_nothing_stays(store: FsspecStore) -> No
     with pytest.raises(RuntimeError, match="the snapshot could not be taken"):
         store.put_blob("g/blob", Failing(DATA, CHUNK))
     assert store.list("") == []
+
+
+def test_the_first_that_fails_ends_the_others() -> None:
+    failed, told = threading.Event(), list[bool]()
+
+    def fail() -> None:
+        raise RuntimeError("mine")
+
+    with pytest.raises(RuntimeError, match="mine"):
+        _gcs_parts.side_by_side([lambda: told.append(failed.wait(20)), fail], failed)
+    assert told == [True]
+    with pytest.raises(SaveError, match="another part"):
+        _gcs_parts.Slice(BytesSource(DATA, CHUNK), 0, 1, failed).chunk(0)
 
 
 def test_a_join_is_tried_again_and_told_when_it_cannot_be(store: FsspecStore, monkeypatch: pytest.MonkeyPatch) -> None:
