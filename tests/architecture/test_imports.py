@@ -10,7 +10,8 @@ import pytest
 
 from ._sources import ROOT, core_modules, imports, modules
 
-CORE_MAY_IMPORT = {"botocore", "fsspec", "httpx", "obstore", "psutil", "rich", "stamina", "typer", "xxhash"}
+CORE_MAY_IMPORT = {"botocore", "fsspec", "gcsfs", "google_crc32c", "httpx", "obstore", "psutil", "rich", "stamina"}
+CORE_MAY_IMPORT |= {"typer", "xxhash"}
 CONTRACTS_MAY_IMPORT = {"hypothesis", "pytest"}  # spot_core.testing: contract suites that others run with pytest
 HEAVY = ("torch", "numpy", "lightning", "pytorch_lightning", "accelerate", "transformers")
 FRAMEWORKS = {"lightning", "pytorch_lightning", "lightning_fabric", "accelerate", "transformers"}

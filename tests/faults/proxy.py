@@ -44,6 +44,11 @@ class Request:
         return self.method == "GET" and bool(self.query.keys() & {"list-type", "prefix", "comp"})
 
     @property
+    def deletes(self) -> bool:
+        """(Azure's client sends a batch.)"""
+        return self.method == "DELETE" or self.query.get("comp") == ["batch"]
+
+    @property
     def writes(self) -> bool:
         return self.method in ("PUT", "POST")
 

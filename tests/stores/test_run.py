@@ -94,7 +94,7 @@ def test_doctor_by_hand_and_a_permission_that_is_missing(
     assert code == 0, found
     assert set(CHECKS) <= set(found)
     with Proxy(server.port) as proxy:
-        proxy.fault = lambda request: Answer(403, "AccessDenied") if request.method == "DELETE" else None
+        proxy.fault = lambda request: Answer(403, "AccessDenied") if request.deletes else None
         code, found, text = doctor(dict(server.behind(proxy.port).options))
     assert code == 5
     assert [name for name, item in found.items() if not item["ok"]] == ["delete"]
