@@ -36,6 +36,8 @@ class Reading:
         self.view.remember(self.per_step)
         self.view.look_ahead = getattr(base, "num_workers", 0) == 0
         loader.base_dataloader = self.view
+        # With several processes older accelerate (1.10) takes the state of any loader for that of torchdata's.
+        loader.adjust_state_dict_for_prefetch = lambda: None
         sampler = _compat.seedable_sampler(loader)
         if sampler is not None:  # its own seed is that of the process, unless the script sets one
             sampler.initial_seed = int(_compat.from_first(sampler.initial_seed))
