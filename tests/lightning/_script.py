@@ -34,7 +34,7 @@ class Noisy(Dataset[Any]):
 
 
 class Model(pl.LightningModule):
-    def __init__(self, delay: float, base: int) -> None:
+    def __init__(self, delay: float, base: int = 0) -> None:
         super().__init__()
         frozen = [torch.nn.Linear(4, base), torch.nn.Linear(base, base), torch.nn.Linear(base, 4)] if base else []
         self.base = torch.nn.Sequential(*frozen).requires_grad_(False)
