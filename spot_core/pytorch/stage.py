@@ -161,6 +161,7 @@ class Stager:
     def reserve(self, nbytes: int) -> None:
         """Take (and on CUDA page-lock) the memory for a snapshot of `nbytes` in the background. See the client's."""
         self._client.reserve(nbytes)
+        self._hire()  # the first save would wait for the thread's start, up to a switch interval of the interpreter
         slab = self._client.slab
         on_device = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
         if slab is not None and on_device and self.staged.is_set():
@@ -234,10 +235,13 @@ class Stager:
             self._memory = None
 
     def _hand_over(self, work: Callable[[], None]) -> None:
+        self._hire()
+        self._work.put(work)
+
+    def _hire(self) -> None:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="spot-stage", daemon=True)
             self._thread.start()
-        self._work.put(work)
 
     def _run(self) -> None:
         while (work := self._work.get()) is not None:

@@ -176,6 +176,8 @@ def test_another_plan_copies_other_tensors(client: WriterClient, stager: Stager,
 
 def test_a_growing_state_gets_a_larger_slab(client: WriterClient, stager: Stager, store: Store) -> None:
     stager.reserve(1000)
+    # Not by the first save, which would wait for its start.
+    assert "spot-stage" in {thread.name for thread in threading.enumerate()}
     for step, count in enumerate((200, 3_000_000, 100)):
         tensors = [torch.randn(count), torch.arange(count)]
         plan = plan_of(tensors)
