@@ -273,6 +273,9 @@ class Job:
         if decision.kind is not Kind.CONTINUE:
             state = self._capture()
             self._act(decision, *state)
+        if self._session_now.untried:
+            state = state or self._capture()
+            self._session_now.rehearse(**self._given(*state))
         if kept.ended:
             shared, local = state or self._capture()
             self._held = self._hold(shared, nested.frozen(local))
@@ -329,16 +332,14 @@ class Job:
         self, shared: dict[str, Any], local: dict[str, Any], *, reason: str, finished: bool = False, wait: bool = False
     ) -> None:
         self._saved_at = self._updates
-        self._session_now.save(
-            self._updates,
-            shared=shared,
-            local=local,
-            stable=[] if wait else capture.stable_tensors(self.accelerator, shared),
-            frozen=capture.frozen_tensors(self.accelerator),
-            reason=reason,
-            finished=finished,
-            wait=wait,
-        )
+        state = self._given(shared, local)
+        if wait:
+            state["stable"] = []
+        self._session_now.save(self._updates, **state, reason=reason, finished=finished, wait=wait)
+
+    def _given(self, shared: dict[str, Any], local: dict[str, Any]) -> dict[str, Any]:
+        stable, frozen = capture.stable_tensors(self.accelerator, shared), capture.frozen_tensors(self.accelerator)
+        return {"shared": shared, "local": local, "stable": stable, "frozen": frozen}
 
     # -- shorthand -----------------------------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -259,6 +259,9 @@ class Fit:
             self._act(decision)
         elif _compat.validation_due(self._trainer):
             self._hold()
+        if self._open_session.untried:
+            shared, local = self._held or self._capture(at_batch_end=True)
+            self._open_session.rehearse(**self._state(shared, local, capture.stable_tensors(self._trainer)))
         self._stepped.clear()
 
     def validation_batch(self) -> None:
@@ -323,17 +326,12 @@ class Fit:
     ) -> None:
         stable = [] if wait else capture.stable_tensors(self._trainer)
         self._saved_step = self._step
-        self._open_session.save(
-            self._step,
-            shared=shared,
-            local=local,
-            stable=stable,
-            droppable=capture.DROPPABLE,
-            frozen=modules.frozen(self._module),
-            reason=reason,
-            finished=finished,
-            wait=wait,
-        )
+        state = self._state(shared, local, stable)
+        self._open_session.save(self._step, **state, reason=reason, finished=finished, wait=wait)
+
+    def _state(self, shared: dict[str, Any], local: dict[str, Any], stable: Iterable[torch.Tensor]) -> dict[str, Any]:
+        frozen = modules.frozen(self._module)
+        return {"shared": shared, "local": local, "stable": stable, "droppable": capture.DROPPABLE, "frozen": frozen}
 
     def wait_staged(self) -> None:
         if self._session is not None and self._training:

@@ -183,6 +183,8 @@ class SpotFabric:
         decision = session.boundary(step)
         if decision.kind in (Kind.SAVE, Kind.STOP_SAVE):
             self._save(state, reason=decision.reason, wait=decision.kind is Kind.STOP_SAVE)
+        elif session.untried and not decision.kind.stops:
+            session.rehearse(**self._state(state))
         if decision.kind.stops:
             code = session.stop(step, decision.reason)
             self.close()
@@ -195,6 +197,12 @@ class SpotFabric:
         self._save(state, reason="the loop has finished", finished=True, wait=True)
 
     def _save(self, state: Mapping[str, Any], *, reason: str, finished: bool = False, wait: bool = False) -> None:
+        given = self._state(state)
+        if wait:
+            given["stable"] = []
+        self._running().save(int(state["step"]), **given, reason=reason, finished=finished, wait=wait)
+
+    def _state(self, state: Mapping[str, Any]) -> dict[str, Any]:
         mine = FabricState.of(self._fabric, state)
         shared, local = mine.capture()
         local |= {
@@ -205,10 +213,7 @@ class SpotFabric:
             ],
             "rng": rng.capture(),
         }
-        self._running().save(
-            int(state["step"]), shared=shared, local=local, stable=[] if wait else mine.stable(),
-            frozen=mine.frozen(), reason=reason, finished=finished, wait=wait,
-        )
+        return {"shared": shared, "local": local, "stable": mine.stable(), "frozen": mine.frozen()}
 
     def _running(self) -> Session:
         if self._session is None:

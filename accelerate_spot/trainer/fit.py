@@ -319,6 +319,9 @@ class Fit:
         over = control.should_epoch_stop or control.should_training_stop
         if control.should_evaluate or over or self._epoch["updates"] >= self._epoch["updates_per_epoch"]:
             self._hold()
+        if self._open_session.untried:
+            shared, local = self._held or self._capture()
+            self._open_session.rehearse(**self._state(shared, local))
 
     def prediction_step(self) -> None:
         """A notice during an evaluation is acted upon with the state of the step before it."""
@@ -362,16 +365,14 @@ class Fit:
         self, shared: dict[str, Any], local: dict[str, Any], *, reason: str, finished: bool = False, wait: bool = False
     ) -> None:
         self._saved_step = self._step
-        self._open_session.save(
-            self._step,
-            shared=shared,
-            local=local,
-            stable=[] if wait else capture.stable_tensors(self._trainer, shared),
-            frozen=modules.frozen(self._trainer.model),
-            reason=reason,
-            finished=finished,
-            wait=wait,
-        )
+        state = self._state(shared, local)
+        if wait:
+            state["stable"] = []
+        self._open_session.save(self._step, **state, reason=reason, finished=finished, wait=wait)
+
+    def _state(self, shared: dict[str, Any], local: dict[str, Any]) -> dict[str, Any]:
+        stable, frozen = capture.stable_tensors(self._trainer, shared), modules.frozen(self._trainer.model)
+        return {"shared": shared, "local": local, "stable": stable, "frozen": frozen}
 
     def wait_staged(self) -> None:
         """Before weights change otherwise than by `before_step` (the best model is loaded)."""

@@ -1,4 +1,4 @@
-"""The ranks come to the start of a session, before anything that a rank which does not come would hold up."""
+"""The ranks come to a session's start or to a save, before anything that a rank which does not come would hold up."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from collections.abc import Iterator
 import torch.distributed as dist
 
 from spot_core.clock import Clock
-from spot_core.errors import ConfigError, Reason, RestoreError
+from spot_core.errors import ConfigError, Reason, RestoreError, SaveError
 from spot_core.pytorch import _private
 from spot_core.pytorch.channel import Channel, ChannelTimeout
+from spot_core.pytorch.joint import Joint
 from spot_core.pytorch.ranks import Ranks
 
 log = logging.getLogger(__name__)
@@ -66,3 +67,17 @@ def arrive(ranks: Ranks, timeout_s: float, clock: Clock) -> None:
             reason=Reason.MISSING_RANKS,
             hint="Its log, or a dump of its stack (py-spy), tells where it is.",
         )
+
+
+def await_ranks(joint: Joint, step: int, arrive_s: float) -> None:
+    """On rank 0, before the collective of a save: a rank that does not come would hold up the others in it for half an
+    hour. Raises SaveError that names it."""
+    try:
+        joint.arrive(arrive_s)
+    except ChannelTimeout as late:
+        raise SaveError(
+            f"Nothing was saved at step {step}: rank {', '.join(map(str, late.ranks))} did not come to the save within "
+            f"{arrive_s:g} s. Earlier generations are whole.",
+            reason=Reason.MISSING_RANKS,
+            hint="Its log, or a dump of its stack (py-spy), tells where it is.",
+        ) from late

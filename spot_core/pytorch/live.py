@@ -55,6 +55,8 @@ class Live:
     local: LocalTier | None = None
     newest: Committed | None = None
     """The newest generation that this life committed to the run's store, as all ranks know it."""
+    tried: bool = False
+    """A snapshot was made or rehearsed."""
     shares: list[Share] = field(default_factory=list)
     """This rank's parts of the last saves."""
 

@@ -151,6 +151,7 @@ class Planner:
         self._local_form: list[tuple[Any, ...]] | None = None
         self._pinned: Set[str] = frozenset()
         self._apart: tuple[Set[int], Set[str]] = (frozenset(), frozenset())
+        self._draft: tuple[list[tuple[Any, ...]], SavePlan | str] | None = None
         self._mine: tuple[WriteItem, ...] = ()
         self._layout: _Layout | None = None
         self._addresses: list[tuple[Any, ...]] = []
@@ -188,11 +189,12 @@ class Planner:
         """
         if self._shared is not None and self._shared() is not shared:
             self._shared = None
-        form = self._shared_form if self._shared is not None else _form(shared)
+        known = self._shared_form if self._shared is not None else None
+        form = known if known is not None else _form(shared)
         same = form == self._shared_form and pinned == self._pinned
         if self._agree(_SAME if same else _CHANGED) != _SAME:
             self._shared_form = self._layout = self._shared = None
-            self._mine = self._plan_together(shared, pinned)
+            self._mine = self._plan_together(shared, form, pinned)
             self._shared_form, self._pinned = form, frozenset(pinned)
         local_form = _form(local)
         if self._layout is None or local_form != self._local_form or (apart, mutable) != self._apart:
@@ -203,6 +205,10 @@ class Planner:
         mine = dict(shared_objects or {}) if self.rank == 0 else {}
         mine.update({local_prefix(self.rank) + fqn: data for fqn, data in (local_objects or {}).items()})
         return self._bind(self._layout, shared, local, mine)
+
+    def draft(self, shared: Mapping[str, torch.Tensor]) -> None:
+        """Not collective: what this rank would say of `shared` in the first `plan`, which takes DCP milliseconds."""
+        self._draft = (_form(shared), _attempt(lambda: _local_plan(shared)))
 
     def fail(self) -> None:
         """Collective, in place of `plan`: this rank has no state to save; `plan` raises SaveError on the others."""
@@ -218,8 +224,12 @@ class Planner:
             raise SaveError("Another rank could not take its state apart, so nothing was saved; its log says why.")
         return agreed
 
-    def _plan_together(self, shared: Mapping[str, torch.Tensor], pinned: Set[str]) -> tuple[WriteItem, ...]:
-        plan = self._exchange(_attempt(lambda: _local_plan(shared)), lambda plans: _global_plan(plans, pinned))
+    def _plan_together(
+        self, shared: Mapping[str, torch.Tensor], form: list[tuple[Any, ...]], pinned: Set[str]
+    ) -> tuple[WriteItem, ...]:
+        draft, self._draft = self._draft, None
+        mine = draft[1] if draft is not None and draft[0] == form else _attempt(lambda: _local_plan(shared))
+        plan = self._exchange(mine, lambda plans: _global_plan(plans, pinned))
         order = {fqn: i for i, fqn in enumerate(shared)}
         return tuple(sorted(plan.items, key=lambda item: order[item.index.fqn]))
 
@@ -291,8 +301,10 @@ class Planner:
         # The old plan keeps its memory alive, so an equal address is the same memory.
         if last is not None and addresses == self._addresses and not objects and not last.objects:
             return last
-        for i, (address, before) in enumerate(zip(addresses, self._addresses, strict=False)):
-            if address != before and _may_be_buffered(tensors[i]):
+        for i, tensor in enumerate(tensors):
+            # A rank's own small ones are seldom the same memory twice, which the second save would be the one to find.
+            moved = addresses[i] != self._addresses[i] if self._addresses else i >= layout.shared_slots
+            if moved and _may_be_buffered(tensor):
                 tensors[i] = self._buffers[i] = tensors[i].clone(memory_format=torch.contiguous_format)
                 addresses[i] = _address(tensors[i])
         bound = list(zip(layout.slots, tensors, strict=True))

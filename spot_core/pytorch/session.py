@@ -14,27 +14,27 @@ from typing import TYPE_CHECKING, Any
 
 from spot_core import layout, memory, signals
 from spot_core.config import Settings
-from spot_core.errors import ConfigError, DeadlineError, NoGenerationError, Reason, SaveError, SpotError
+from spot_core.errors import ConfigError, DeadlineError, NoGenerationError, SaveError
 from spot_core.generation import Committed
 from spot_core.interval import Rule, parse_interval
-from spot_core.launch.stoprecord import StopRecord
 from spot_core.layout import GenerationId
 from spot_core.manifest import Manifest
 from spot_core.policy import CONTINUE, EXIT_S, Decision, Kind
 from spot_core.pytorch import loader
 from spot_core.pytorch.agree import Agreed, Request
-from spot_core.pytorch.arrival import arrive
+from spot_core.pytorch.arrival import arrive, await_ranks
 from spot_core.pytorch.bases import Held, Key
-from spot_core.pytorch.channel import Channel, ChannelError, ChannelTimeout
+from spot_core.pytorch.channel import Channel, ChannelError
 from spot_core.pytorch.committer import Patience
 from spot_core.pytorch.lead import Lead
 from spot_core.pytorch.live import Live, claim_info, claim_life, close_at_exit
 from spot_core.pytorch.local_tier import bring
 from spot_core.pytorch.outcome import Outcome, Tally
+from spot_core.pytorch.parting import Parting
 from spot_core.pytorch.ranks import Ranks
 from spot_core.pytorch.readiness import Readiness
 from spot_core.pytorch.resuming import Resumed, Search, announce
-from spot_core.pytorch.snapshot import Opened, begin_snapshot
+from spot_core.pytorch.snapshot import Opened, begin_snapshot, rehearse
 from spot_core.run import Run, Writer
 from spot_core.signals.posix_signals import ignore_at_exit
 from spot_core.tiers import LocalTier
@@ -323,6 +323,28 @@ class Session:
         self._alone = True
         return Decision(Kind.STOP_NOW, f"the ranks cannot agree on a step to save at: {why}", self._until)
 
+    @property
+    def untried(self) -> bool:
+        """No state was given to this life yet: time for `rehearse`."""
+        return self._live is not None and not self._live.tried
+
+    def rehearse(
+        self,
+        *,
+        shared: Mapping[str, Any],
+        local: Mapping[str, Any],
+        stable: Iterable[torch.Tensor] = (),
+        droppable: Collection[str] = (),
+        frozen: Iterable[torch.Tensor] = (),
+    ) -> None:
+        """Take apart and plan a state as `save` would, without saving it; once, after the first optimizer step.
+
+        The first save is then as quick as the others, and a state that could not be loaded back is refused
+        (ConfigError) before hours of training depend on it. Not collective.
+        """
+        allow_pickle = self._settings.allow_pickle
+        rehearse(self._started(), shared, local, stable, droppable, frozen=frozen, allow_pickle=allow_pickle)
+
     # -- saving ---------------------------------------------------------------------------------------------------
 
     def save(
@@ -366,16 +388,7 @@ class Session:
         theirs: dict[str, Any] = {}
 
         def open_save() -> dict[str, Any]:
-            # What follows is a collective: a rank that does not come would hold up the others in it for half an hour.
-            try:
-                live.joint.arrive(self._patience.arrive_s)
-            except ChannelTimeout as late:
-                raise SaveError(
-                    f"Nothing was saved at step {step}: rank {', '.join(map(str, late.ranks))} did not come to the "
-                    f"save within {self._patience.arrive_s:g} s. Earlier generations are whole.",
-                    reason=Reason.MISSING_RANKS,
-                    hint="Its log, or a dump of its stack (py-spy), tells where it is.",
-                ) from late
+            await_ranks(live.joint, step, self._patience.arrive_s)
             theirs.update(self._meta() if self._meta is not None else {})
             return self._leading().open_save(
                 step,
@@ -470,21 +483,8 @@ class Session:
         if self._alone:
             log.error("spot: rank %d leaves at step %d without a joint save: %s", self._ranks.rank, step, reason)
             return code
-        try:
-            if live.local is not None:
-                limit_s = self._left_s() + self._patience.stop_s
-                call = live.joint.tell(lambda: self._leading().last_call(self._left_s()), timeout_s=limit_s)
-                self._bring(call["again"])
-            word = live.joint.tell(
-                lambda: self._leading().last_words(step, reason, left_s=self._left_s(), exit_code=code),
-                timeout_s=self._left_s() + self._patience.stop_s,
-            )
-            live.leave_word(StopRecord(**word["record"]))
-            if word["saved"]:
-                live.watcher.acknowledge()
-            live.meet(self._left_s() + self._patience.stop_s)
-        except (SpotError, OSError) as error:
-            log.error("spot: rank %d leaves at step %d: %s", self._ranks.rank, step, error)
+        parting = Parting(live, self._lead, self._left_s, self._patience.stop_s)
+        parting.leave(step, reason, code, drain_on=self._bring)
         return code
 
     def close(self) -> None:

@@ -51,6 +51,7 @@ def begin_snapshot(
     Raises SaveError on every rank when the states do not fit together or one of them cannot be taken apart; on the
     rank whose state it is, ConfigError.
     """
+    live.tried = True
     live.relay.clear()
     if live.client.busy:  # with a save that rank 0 gave up while this rank was still writing
         live.client.abandon()
@@ -60,7 +61,7 @@ def begin_snapshot(
         own.tensors,
         shared_objects=state.objects,
         local_objects=own.objects,
-        apart=storage_ids(tensor for tensor in frozen if tensor.nbytes >= SMALL_BYTES),
+        apart=_apart(frozen),
         mutable=live.baseline.mutable,
     )
     live.joint.forget()
@@ -90,6 +91,41 @@ def begin_snapshot(
         return failed
     live.shares = [*live.shares[-1:], share]
     return share
+
+
+def rehearse(
+    live: Live,
+    shared: Mapping[str, Any],
+    local: Mapping[str, Any],
+    stable: Iterable[torch.Tensor],
+    droppable: Collection[str],
+    *,
+    frozen: Iterable[torch.Tensor] = (),
+    allow_pickle: bool,
+) -> None:
+    """Not collective: what the first save would find out first, found out now; nothing is copied or written.
+
+    Raises ConfigError for a state that could not be loaded back.
+    """
+    live.tried = True
+    state = live.splitter.split(dict(shared), droppable=droppable, allow_pickle=allow_pickle)
+    own = split(dict(local), allow_pickle=allow_pickle)
+    if live.channel.world_size > 1:
+        live.planner.draft(state.tensors)  # the plan itself takes all ranks
+        return
+    plan = live.planner.plan(
+        state.tensors,
+        own.tensors,
+        shared_objects=state.objects,
+        local_objects=own.objects,
+        apart=_apart(frozen),
+        mutable=live.baseline.mutable,
+    )
+    live.stager.prepare(plan, storage_ids(stable))
+
+
+def _apart(frozen: Iterable[torch.Tensor]) -> frozenset[int]:
+    return storage_ids(tensor for tensor in frozen if tensor.nbytes >= SMALL_BYTES)
 
 
 def _split(

@@ -168,6 +168,12 @@ class Stager:
             memory, device = self._memory_of(slab), torch.device("cuda", torch.cuda.current_device())
             self._hand_over(lambda: memory.pin(device))
 
+    def prepare(self, plan: Plan, stable: Container[int]) -> None:
+        """Find out now what `stage` would find out first, if the memory is there by now."""
+        slab = self._client.slab
+        if slab is not None and slab.capacity >= plan.room:
+            self._compile(plan, stable, slab)
+
     def stage(
         self,
         plan: Plan,

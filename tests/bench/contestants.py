@@ -217,6 +217,8 @@ class Spot:
         self._session.save(self._step, shared=state, local={}, stable=self._training.stable(), reason="bench")
 
     def before_update(self) -> None:
+        if self._session.untried:  # the adapters do it after the first step
+            self._session.rehearse(shared=self._training.state(), local={}, stable=self._training.stable())
         self._session.wait_staged()
 
     def ended(self) -> float | None:

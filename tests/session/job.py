@@ -92,6 +92,10 @@ def save(session: Session, training: Training, **kw: Any) -> None:
     session.save(training.step, shared=training.shared(), local=training.local(), stable=training.stable(), **kw)
 
 
+def rehearse(session: Session, training: Training) -> None:
+    session.rehearse(shared=training.shared(), local=training.local(), stable=training.stable())
+
+
 def train(session: Session, training: Training, steps: int, after: Any = None) -> int | None:
     """Up to `steps`; the exit code when a decision stops it, None at the end. `after(step)` follows each update."""
     while training.step < steps:
@@ -103,6 +107,8 @@ def train(session: Session, training: Training, steps: int, after: Any = None) -
         decision = session.boundary(training.step)
         if decision.kind in (Kind.SAVE, Kind.STOP_SAVE):
             save(session, training, reason=decision.reason, wait=decision.kind is Kind.STOP_SAVE)
+        elif session.untried:
+            rehearse(session, training)
         if decision.kind.stops:
             return session.stop(training.step, decision.reason)
     return None

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
 from spot_core.config import Settings
 from spot_core.errors import (
@@ -260,6 +261,36 @@ def test_a_state_that_could_not_be_loaded_back_is_refused_and_the_next_save_work
             session.save(0, shared=training.shared(), local={"callback": object()})
         save(session, training, wait=True)
     assert steps_of(uri) == [0]
+
+
+def test_a_rehearsal_refuses_such_a_state_and_writes_nothing(uri: str) -> None:
+    with session_of(uri) as session:
+        training = begun(session)
+        assert session.untried
+        with pytest.raises(ConfigError, match="callback"):
+            session.rehearse(shared=training.shared(), local={"callback": object()})
+        assert not session.untried
+        assert steps_of(uri) == []
+        save(session, training, wait=True)
+    assert steps_of(uri) == [0]
+
+
+def test_the_first_save_after_a_rehearsal_plans_nothing_and_saves_what_is_there_then(
+    uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with session_of(uri, interval="100 steps") as session:
+        training = begun(session)
+        session.reserve(1 << 20)
+        assert train(session, training, 1) is None
+        assert not session.untried
+        for name in ("create_local_plan", "create_global_plan", "set_up_planner"):
+            monkeypatch.setattr(DefaultSavePlanner, name, None)
+        stager = session._live.stager  # type: ignore[union-attr]
+        known = stager._copies
+        assert train(session, training, 3) is None
+        save(session, training, wait=True)
+        assert known is not None and stager._copies is known, "the copies were listed anew"
+    assert same(begun(session_of(uri)).tensors(), control(3))
 
 
 def test_an_error_in_the_callers_meta_reaches_the_caller(uri: str) -> None:
