@@ -184,7 +184,7 @@ class SpotFabric:
         if decision.kind in (Kind.SAVE, Kind.STOP_SAVE):
             self._save(state, reason=decision.reason, wait=decision.kind is Kind.STOP_SAVE)
         elif session.untried and not decision.kind.stops:
-            session.rehearse(**self._state(state))
+            session.rehearse(**self._parts(state))
         if decision.kind.stops:
             code = session.stop(step, decision.reason)
             self.close()
@@ -197,12 +197,12 @@ class SpotFabric:
         self._save(state, reason="the loop has finished", finished=True, wait=True)
 
     def _save(self, state: Mapping[str, Any], *, reason: str, finished: bool = False, wait: bool = False) -> None:
-        given = self._state(state)
+        given = self._parts(state)
         if wait:
             given["stable"] = []
         self._running().save(int(state["step"]), **given, reason=reason, finished=finished, wait=wait)
 
-    def _state(self, state: Mapping[str, Any]) -> dict[str, Any]:
+    def _parts(self, state: Mapping[str, Any]) -> dict[str, Any]:
         mine = FabricState.of(self._fabric, state)
         shared, local = mine.capture()
         local |= {
