@@ -289,7 +289,8 @@ def test_the_first_save_after_a_rehearsal_plans_nothing_and_saves_what_is_there_
         known = stager._copies
         assert train(session, training, 3) is None
         save(session, training, wait=True)
-        assert known is not None and stager._copies is known, "the copies were listed anew"
+        assert known is not None
+    assert stager._copies is known, "the copies were listed anew"
     assert same(begun(session_of(uri)).tensors(), control(3))
 
 
