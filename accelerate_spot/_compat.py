@@ -133,9 +133,26 @@ def wrapped(prepared: Any) -> Any:
 
 
 def supported_kind(accelerator: Any) -> bool:
-    """One process, or DDP: nothing is sharded, and the optimizer is the one that steps."""
+    """One process, DDP or FSDP2: the optimizer that the script made is the one that steps."""
     kind = accelerator.distributed_type
-    return kind == DistributedType.NO or (kind.value.startswith("MULTI_") and kind != "MULTI_XLA")
+    plain = kind == DistributedType.NO or (kind.value.startswith("MULTI_") and kind != "MULTI_XLA")
+    return plain or shards(accelerator)
+
+
+def shards(accelerator: Any) -> bool:
+    """Whether the model is sharded, by `fully_shard`."""
+    return bool(accelerator.is_fsdp2)
+
+
+def wraps_in_fsdp(accelerator: Any) -> bool:
+    """Whether the model is sharded by the older wrapper, `FullyShardedDataParallel`."""
+    return bool(accelerator.distributed_type == DistributedType.FSDP and not accelerator.is_fsdp2)
+
+
+def splits_layers(accelerator: Any) -> bool:
+    """Whether some processes share a batch: tensor, context or sequence parallelism."""
+    config = accelerator.parallelism_config
+    return config is not None and int(config.non_data_parallel_size) > 1
 
 
 def from_first(value: Any) -> Any:

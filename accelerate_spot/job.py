@@ -20,6 +20,7 @@ from accelerate_spot.loops import Counters, Loops, as_items
 from accelerate_spot.resizing import GlobalBatch
 from accelerate_spot.section import Section
 from spot_core.errors import ConfigError, DeadlineError, ResumeMismatchError
+from spot_core.manifest import Manifest
 from spot_core.policy import Decision, Kind
 from spot_core.pytorch import fits, nested
 from spot_core.pytorch.session import Resumed, Session
@@ -170,13 +171,11 @@ class Job:
             world_size=int(accelerator.num_processes),
             group=self._group,
             meta=self._meta,
-            check=lambda manifest: fits.check_same(
-                manifest, self._run.uri, self._model, "accelerate", "training under accelerate_spot"
-            ),
+            check=self._check_same,
         )
         self._session = session
         self._loaders.seed = int(_compat.from_first(_compat.initial_seed()))
-        resumed = session.resume()
+        resumed = session.resume(template=lambda: capture.template(accelerator))
         if resumed is not None:
             self._load(resumed)
         self._loaders.take_all()
@@ -185,6 +184,18 @@ class Job:
         for optimizer in _compat.optimizers(accelerator):
             inner = _compat.wrapped(optimizer)
             self._handles.append(inner.register_step_pre_hook(lambda *_: session.wait_staged()))
+
+    def _check_same(self, manifest: Manifest) -> None:
+        fits.check_same(manifest, self._run.uri, self._model, "accelerate", "training under accelerate_spot")
+        saved: Any = manifest.meta["accelerate"]
+        was, now = bool(saved.get("sharded", False)), _compat.shards(self.accelerator)
+        if was is not now:
+            raise ResumeMismatchError(
+                f"{self._run.uri} holds the run of a model that was {'sharded' if was else 'whole on every process'}, "
+                f"and it is {'sharded' if now else 'whole'} now: their optimizers' states are named otherwise. Nothing "
+                "was changed.",
+                hint="Start it as before (with or without FSDP), or give the job a run of its own.",
+            )
 
     def _load(self, resumed: Resumed) -> None:
         state = resumed.state
@@ -356,6 +367,7 @@ class Job:
                 "model": self._model,
                 "version": _compat.VERSION,
                 "processes": int(accelerator.num_processes),
+                "sharded": _compat.shards(accelerator),
                 "accumulation": _compat.accumulation(accelerator),
             },
             "position": {"updates": self._updates, **self._loaders.position()},

@@ -8,14 +8,25 @@ from typing import Any
 from accelerate_spot import _compat
 from spot_core.errors import ConfigError
 
+OLD_FSDP = "accelerate_spot does not support version 1 of FSDP, only version 2 (fully_shard)."
+OLD_FSDP_HINT = "Set fsdp_version: 2 (in fsdp_config, or FullyShardedDataParallelPlugin(fsdp_version=2))."
+
 
 def check_accelerator(accelerator: Any, run: str) -> None:
     """Raises ConfigError. When the accelerator is made."""
     _compat.check_version()
+    if _compat.wraps_in_fsdp(accelerator):
+        raise ConfigError(OLD_FSDP, hint=OLD_FSDP_HINT)
     if not _compat.supported_kind(accelerator):
         raise ConfigError(
-            f"accelerate_spot does not support {accelerator.distributed_type}: it shards or drives the model itself.",
-            hint="Use one process, or DDP (MULTI_GPU, MULTI_CPU).",
+            f"accelerate_spot does not support {accelerator.distributed_type}: it drives the model itself.",
+            hint="Use one process, DDP (MULTI_GPU, MULTI_CPU), or FSDP with fsdp_version: 2.",
+        )
+    if _compat.splits_layers(accelerator):
+        raise ConfigError(
+            "accelerate_spot does not support tensor, context or sequence parallelism: its places in the data are "
+            "those of processes that each have batches of their own.",
+            hint="Leave tp_size, cp_size and sp_size of the parallelism_config at 1.",
         )
     started = int(os.environ.get("WORLD_SIZE", "1") or 1)
     if started > 1 and accelerator.num_processes == 1:

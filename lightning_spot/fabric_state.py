@@ -48,6 +48,8 @@ class FabricState:
             else:
                 found.values[name] = value
         if found.shards:
+            for module in found.modules.values():
+                sharded.reshard(module)
             for name in found.optimizers:
                 found._model_of(name)
         return found
@@ -127,8 +129,7 @@ class FabricState:
         return sharded.model_state(self.modules[name]) if self.shards else self.wrapped[name].state_dict()
 
     def _optimizers_of(self, module: nn.Module) -> list[torch.optim.Optimizer]:
-        mine = {id(parameter) for parameter in module.parameters()}
-        return [o for o in self.optimizers.values() if any(id(p) in mine for g in o.param_groups for p in g["params"])]
+        return [optimizer for optimizer in self.optimizers.values() if modules.trains(optimizer, module)]
 
     def _model_of(self, name: str) -> nn.Module:
         """The model whose parameters the optimizer of this name trains: its names are the optimizer state's."""

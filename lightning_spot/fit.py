@@ -213,7 +213,8 @@ class Fit:
         trainer, session = self._trainer, self._open_session
         if self._loaders is not None:
             self._loaders.training_starts()
-        session.start(state_bytes=modules.expected_bytes(self._module, trainer.optimizers, trainer.world_size))
+        ranks = 1 if self._sharded is not None else trainer.world_size
+        session.start(state_bytes=modules.expected_bytes(self._module, trainer.optimizers, ranks))
         if self._restored is None:
             self._step = int(trainer.global_step)
         else:

@@ -13,6 +13,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from accelerate_spot import refusals
 from accelerate_spot.launch import _compat, configuration, runner
 from accelerate_spot.section import HANDOVER, KEY, Section, checked
 from spot_core.errors import ConfigError
@@ -65,7 +66,7 @@ def _workers(args: argparse.Namespace, defaults: Any, section: Section) -> argpa
     """torchrun's options for what accelerate's ones ask for; the environment of the workers is set in this process."""
     _refuse(args, defaults)
     script = [*(["-m"] if args.module else []), args.training_script, *args.training_script_args]
-    many = args.multi_gpu or (args.num_processes or 1) > 1 or (args.num_machines or 1) > 1
+    many = args.multi_gpu or args.use_fsdp or (args.num_processes or 1) > 1 or (args.num_machines or 1) > 1
     if many:
         environment = _compat.many_processes_environment(args)
         if args.cpu or args.use_cpu:
@@ -89,15 +90,16 @@ def _workers(args: argparse.Namespace, defaults: Any, section: Section) -> argpa
 def _refuse(args: argparse.Namespace, defaults: Any) -> None:
     for name, what in {
         "use_deepspeed": "DeepSpeed",
-        "use_fsdp": "FSDP",
         "use_megatron_lm": "Megatron-LM",
         "tpu": "TPUs",
     }.items():
         if getattr(args, name, False):
             raise ConfigError(
-                f"accelerate-spot does not support {what}: it shards or drives the model itself.",
-                hint="Use one process, or DDP (MULTI_GPU, MULTI_CPU).",
+                f"accelerate-spot does not support {what}: it drives the model itself.",
+                hint="Use one process, DDP (MULTI_GPU, MULTI_CPU), or FSDP with fsdp_version: 2.",
             )
+    if args.use_fsdp and str(args.fsdp_version) != "2":
+        raise ConfigError(refusals.OLD_FSDP, hint=refusals.OLD_FSDP_HINT)
     if defaults is not None and "SAGEMAKER" in str(defaults.compute_environment):
         raise ConfigError("accelerate-spot does not start jobs on SageMaker.", hint="Start it on the machine itself.")
     if args.no_python:

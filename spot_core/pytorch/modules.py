@@ -55,14 +55,25 @@ def frozen(module: nn.Module) -> list[Tensor]:
     return [*(one for one in module.parameters() if not one.requires_grad), *module.buffers()]
 
 
+def trains(optimizer: torch.optim.Optimizer, module: nn.Module) -> bool:
+    """Whether the optimizer has parameters of this module."""
+    mine = {id(parameter) for parameter in module.parameters()}
+    return any(id(parameter) in mine for group in optimizer.param_groups for parameter in group["params"])
+
+
 def expected_bytes(module: nn.Module, optimizers: Iterable[torch.optim.Optimizer], world_size: int) -> int:
     """About what this rank's snapshot will take, before the first one: its memory is checked and taken at the start.
 
     Optimizers make their state at their first step; until then two tensors for each parameter are assumed (Adam).
-    Ranks share what is replicated.
+    The `world_size` ranks share what is replicated; 1 for a model of which each rank has its own part only.
     """
-    parameters = sum(parameter.nbytes for parameter in module.parameters())
-    trained = sum(parameter.nbytes for parameter in module.parameters() if parameter.requires_grad)
-    extra = sum(buffer.nbytes for buffer in module.buffers())
-    held = sum(tensor.nbytes for optimizer in optimizers for tensor in nested.tensors(dict(optimizer.state)))
+    parameters = sum(map(_bytes_here, module.parameters()))
+    trained = sum(_bytes_here(parameter) for parameter in module.parameters() if parameter.requires_grad)
+    extra = sum(map(_bytes_here, module.buffers()))
+    held = sum(_bytes_here(tensor) for optimizer in optimizers for tensor in nested.tensors(dict(optimizer.state)))
     return (parameters + (held or 2 * trained)) // world_size + extra
+
+
+def _bytes_here(tensor: Tensor) -> int:
+    """Of a DTensor those of this rank's shard; its own `nbytes` are the whole's."""
+    return nested.local(tensor).nbytes

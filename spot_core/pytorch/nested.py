@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 
 def tensors(value: Any) -> Iterator[Tensor]:
@@ -19,6 +20,11 @@ def tensors(value: Any) -> Iterator[Tensor]:
     elif isinstance(value, (list, tuple)):
         for item in value:
             yield from tensors(item)
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This rank's shard of a DTensor; any other tensor as it is."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def frozen(value: Any) -> Any:

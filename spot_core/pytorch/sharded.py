@@ -20,27 +20,50 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
     set_optimizer_state_dict,
 )
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor, distribute_tensor
 
-__all__ = ["model_state", "optimizer_state", "put_model_state", "put_optimizer_state"]
+__all__ = ["as_shard", "model_state", "optimizer_state", "put_model_state", "put_optimizer_state", "reshard"]
+
+
+def reshard(model: nn.Module) -> None:
+    """Let go of the parameters that `fully_shard` has gathered: an evaluation leaves some of them so.
+
+    Until then the model's parameters are not the optimizer's. Other models are left alone.
+    """
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
 
 
 def model_state(model: nn.Module) -> dict[str, Any]:
     """Parameters and buffers by name, without the names that wrappers add."""
+    reshard(model)
     return dict(get_model_state_dict(model, options=_options()))
 
 
 def optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """State and groups by the names of `model`'s parameters. An optimizer that has no state yet is given one."""
+    reshard(model)
     return dict(get_optimizer_state_dict(model, optimizer, options=_options()))
 
 
 def put_model_state(model: nn.Module, state: Mapping[str, Any], *, strict: bool = True) -> None:
     """Make `state`, which may be the filled result of `model_state`, the model's."""
+    reshard(model)
     set_model_state_dict(model, dict(state), options=_options(strict=strict))
+
+
+def as_shard(whole: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """This rank's part of `whole`, which every rank has, placed as the DTensor `like` is. Not collective."""
+    if not isinstance(like, DTensor):
+        return whole.to(like.device)
+    return distribute_tensor(whole.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
 
 
 def put_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
     """Make `state`, which may be the filled result of `optimizer_state`, the optimizer's."""
+    reshard(model)
     set_optimizer_state_dict(model, optimizer, dict(state), options=_options())
 
 

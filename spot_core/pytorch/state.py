@@ -24,7 +24,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from spot_core.errors import ConfigError, FormatError
-from spot_core.pytorch import codec
+from spot_core.pytorch import codec, nested
 from spot_core.pytorch._private import namedtuple_fields, sharded_tensor_class, storage_identity
 from spot_core.pytorch.codec import KIND
 
@@ -246,19 +246,15 @@ def _key_name(key: Any, position: int) -> str:
     return str(key) if type(key) in (str, int, bool, float, type(None)) else f"{position}"
 
 
-def _local(value: torch.Tensor) -> torch.Tensor:
-    return value.to_local() if isinstance(value, DTensor) else value
-
-
 def _address(value: torch.Tensor) -> int:
-    local = value if type(value) is torch.Tensor else _local(value)
+    local = value if type(value) is torch.Tensor else nested.local(value)
     return local.data_ptr() or storage_identity(local)
 
 
 def _identity(value: torch.Tensor) -> tuple[Any, ...]:
     """Equal for two tensors that are one and the same piece of memory, read the same way."""
     where = (value.placements, id(value.device_mesh)) if isinstance(value, DTensor) else ()
-    local = _local(value)
+    local = nested.local(value)
     view = (local.storage_offset(), local.shape, local.stride(), local.dtype, local.is_conj(), local.is_neg())
     return (storage_identity(local), *view, value.shape, *where)
 

@@ -78,6 +78,15 @@ def evaluate(accelerator, model, loader, evidence):
     return torch.cat(losses).mean().item()
 
 
+def own_part(state):
+    """Of a sharded tensor what this process has of it."""
+    if isinstance(state, dict):
+        return {key: own_part(value) for key, value in state.items()}
+    if isinstance(state, (list, tuple)):
+        return [own_part(value) for value in state]
+    return state.to_local() if hasattr(state, "to_local") else state
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
@@ -89,6 +98,7 @@ def main():
     parser.add_argument("--stateful", action="store_true")
     parser.add_argument("--dispatch", action="store_true")
     parser.add_argument("--split", action="store_true")
+    parser.add_argument("--sharded", action="store_true")
     parser.add_argument("--reads", type=Path)
     parser.add_argument("--after", type=int)
     parser.add_argument("--signal", default="SIGKILL")
@@ -105,6 +115,9 @@ def main():
         dispatch_batches=args.dispatch or None,
         split_batches=args.split,
     )
+    if args.sharded:
+        import _shards_on_cpu  # noqa: F401 - FSDP itself is asked for by the launcher's configuration
+
     accelerator = Accelerator(
         cpu=True, gradient_accumulation_steps=args.accumulate, dataloader_config=config
     )
@@ -136,7 +149,7 @@ def main():
         "optimizer": optimizer.state_dict(),
         "scheduler": scheduler.state_dict(),
     }
-    torch.save(final, args.out / f"final-rank{accelerator.process_index}.pt")
+    torch.save(own_part(final), args.out / f"final-rank{accelerator.process_index}.pt")
     accelerator.end_training()
 
 

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 from accelerate import Accelerator, DataLoaderConfiguration
-from accelerate.utils import ProjectConfiguration
+from accelerate.parallelism_config import ParallelismConfig
+from accelerate.utils import DistributedType, ProjectConfiguration
 from torch.utils.data import DataLoader
 
 from accelerate_spot import Accelerator as Attached
@@ -30,6 +31,31 @@ class Many:
 
     def __setattr__(self, name: str, value: Any) -> None:
         setattr(self.accelerator, name, value)
+
+
+class Saying:
+    """An accelerator that says of itself what no CPU can be."""
+
+    def __init__(self, accelerator: Any, **said: Any) -> None:
+        self.__dict__.update(accelerator=accelerator, **said)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.accelerator, name)
+
+
+@pytest.mark.parametrize(
+    ("said", "says"),
+    [
+        ({"distributed_type": DistributedType.FSDP}, "version 1 of FSDP"),
+        ({"distributed_type": DistributedType.DEEPSPEED}, "does not support DistributedType.DEEPSPEED"),
+        ({"parallelism_config": ParallelismConfig(tp_size=2)}, "tensor, context or sequence parallelism"),
+    ],
+)
+def test_a_model_that_is_driven_otherwise(tmp_path: Path, said: dict[str, Any], says: str) -> None:
+    accelerator = Accelerator(cpu=True)
+    refusals.check_accelerator(Saying(accelerator, distributed_type=DistributedType.FSDP, is_fsdp2=True), str(tmp_path))
+    with pytest.raises(ConfigError, match=says):
+        refusals.check_accelerator(Saying(accelerator, **said), str(tmp_path))
 
 
 def test_a_second_accelerator(tmp_path: Path) -> None:
