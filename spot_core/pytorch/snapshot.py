@@ -122,6 +122,7 @@ def rehearse(
         mutable=live.baseline.mutable,
     )
     live.stager.prepare(plan, storage_ids(stable))
+    _ = plan.tensors.text  # encoded once; in the first save it would be beside the training's thread
 
 
 def _apart(frozen: Iterable[torch.Tensor]) -> frozenset[int]:
