@@ -45,15 +45,15 @@ class Server:
     def uri(self, run: str) -> str:
         return f"{self.scheme}://{BUCKET}/{run}"
 
-    def behind(self, port: int) -> Server:
+    def behind(self, port: int, host: str = "127.0.0.1") -> Server:
         """The same server as reached through a proxy on `port`."""
-        return replace(self, options=_moved(self.options, self.port, port))
+        return replace(self, options=_moved(self.options, f"{self.host}:{self.port}", f"{host}:{port}"))
 
 
-def _moved(value: Any, old: int, new: int) -> Any:
+def _moved(value: Any, old: str, new: str) -> Any:
     if isinstance(value, Mapping):
         return {name: _moved(item, old, new) for name, item in value.items()}
-    return value.replace(f":{old}", f":{new}") if isinstance(value, str) else value
+    return value.replace(old, new) if isinstance(value, str) else value
 
 
 def free_port() -> int:

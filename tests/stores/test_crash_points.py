@@ -1,4 +1,7 @@
-"""The crash points of `tests/protocol`, on real servers: every operation of a life, with every fault."""
+"""The crash points of `tests/protocol`, on real servers: every operation of a life, with every fault.
+
+On rclone without conditional puts: it accepts the condition and ignores it, which the claim of each life finds out.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from tests.protocol._lives import Witness, check, live, settle
 from tests.protocol.test_crash_points import SECOND, _prepared
 from tests.stores.servers import Server
 
-SERVERS = ["moto", "seaweedfs", "azurite", "fake-gcs"]
+SERVERS = ["moto", "seaweedfs", "azurite", "fake-gcs", "rclone"]
 
 
 def faulty(store: Store, index: int, mode: str) -> StoreWrapper:
@@ -75,5 +78,5 @@ def test_crash_points(
         other = open_store(uri, storage_options=server.options)
         check(other, witness)
         settle(other, witness)
-        if isinstance(other, CloudStore):
+        if isinstance(other, CloudStore) and name != "rclone":  # which has them, but cannot list them
             assert list(other.unfinished("")) == []

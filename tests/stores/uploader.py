@@ -1,4 +1,4 @@
-"""One life that saves until it is killed: `python -m tests.stores.uploader URI BYTES`, storage options as JSON on stdin.
+"""One life that saves until it is killed: `python -m tests.stores.uploader URI BYTES`, with options as JSON on stdin.
 
 Says ``writer PID`` once, and ``committed STEP`` after each commit. With a third argument it stops after so many.
 """
