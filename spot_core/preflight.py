@@ -33,7 +33,7 @@ from spot_core.errors import (
 )
 from spot_core.grants import grant
 from spot_core.run import Run
-from spot_core.store import BytesSource, LocalStore, Store
+from spot_core.store import BytesSource, LocalStore, Store, put_once
 
 __all__ = [
     "STALE_S",
@@ -204,7 +204,7 @@ class _Examination:
             told = "no conditional put here: two jobs on one run are told apart by chance only"
             return Check("write once", Level.WARN, told)
         key = self._key("b")
-        self._store.put_if_absent(key, self._token.encode())
+        put_once(self._store, key, self._token.encode())
         self._written.append(key)
         try:
             self._store.put_if_absent(key, b"another")

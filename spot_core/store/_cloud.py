@@ -40,6 +40,7 @@ from spot_core.store._base import (
 from spot_core.store._cloud_errors import translate_cloud
 from spot_core.store._cloud_options import Place, open_client, with_defaults
 from spot_core.store._pieces import read_pieces, scatter
+from spot_core.store._readback import put_once
 from spot_core.store._s3_uploads import S3Uploads
 from spot_core.store._secrets import scrub
 
@@ -245,7 +246,7 @@ class CloudStore:
         """Whether a second conditional put really fails: some servers accept the condition and ignore it."""
         key = f".tmp-{secrets.token_hex(16)}"
         try:
-            self._create(key, b"first")
+            put_once(self, key, b"first")  # a reply may be lost here as anywhere
             try:
                 self._create(key, b"second")
             except KeyExistsError:

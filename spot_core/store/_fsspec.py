@@ -32,6 +32,7 @@ from spot_core.store._base import BlobSource, Capabilities, ObjectInfo, Unfinish
 from spot_core.store._crc32c import Crc32c
 from spot_core.store._gcs_parts import BLOCK, side_by_side, slices
 from spot_core.store._pieces import read_pieces, scatter
+from spot_core.store._readback import put_once
 from spot_core.store._secrets import scrub
 
 __all__ = ["FsspecStore"]
@@ -285,7 +286,7 @@ class FsspecStore:
             return False
         key = f".tmp-{secrets.token_hex(16)}"
         try:
-            self.put_if_absent(key, b"first")
+            put_once(self, key, b"first")  # a reply may be lost here as anywhere
             try:
                 self.put_if_absent(key, b"second")
             except KeyExistsError:
