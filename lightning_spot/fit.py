@@ -194,6 +194,7 @@ class Fit:
         self._patches.around(
             self._trainer.strategy, "backward", lambda backward: resizing.around_backward(backward, loaders.views)
         )
+        self._patches.around(self._module, "lr_scheduler_step", resizing.around_schedule)
 
     # -- training ------------------------------------------------------------------------------------------------------
 

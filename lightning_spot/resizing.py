@@ -29,6 +29,7 @@ class Resizing:
         self, trainer: Any, *, on_resize: str, places: Sequence[Any], ranks: int, splits: int, accumulate: int
     ) -> None:
         self._trainer, saved = trainer, ranks
+        self._accepts = on_resize == "accept"
         self._was_splits, self._accumulate = splits, accumulate
         _, self._ranks = _compat.data_ranks(trainer)
         self._deals: list[Deal | None] = []
@@ -122,6 +123,26 @@ class Resizing:
             return backward(loss if weight == 1.0 else loss * weight, *args, **kwargs)
 
         return weighted_backward
+
+    def around_schedule(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        """For the module's `lr_scheduler_step`: where the global batch may shrink, there are more steps than a schedule
+        of fixed length (OneCycleLR) was made for, and its next one would end the training with an error."""
+        ended: list[Any] = []
+
+        def held_at_its_end(scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+            total = getattr(scheduler, "total_steps", None)
+            if total is None or scheduler.last_epoch < total:
+                return step(scheduler, *args, **kwargs)
+            if scheduler not in ended:
+                ended.append(scheduler)
+                log.warning(
+                    "spot: %s has had its %d steps, and the changed global batch needs more: its learning rate stays "
+                    "what it is at its end",
+                    type(scheduler).__name__, total,
+                )
+            return None
+
+        return held_at_its_end if self._accepts else step
 
     def _set(self, owner: Any, name: str, value: Any) -> None:
         self._undo.append((owner, name, getattr(owner, name)))

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from spot_core.clock import Clock
 from spot_core.errors import ConfigError, Reason, RestoreError, SaveError
 from spot_core.pytorch import _private
-from spot_core.pytorch.channel import Channel, ChannelTimeout
+from spot_core.pytorch.channel import Channel, ChannelError, ChannelTimeout
 from spot_core.pytorch.joint import Joint
 from spot_core.pytorch.ranks import Ranks
 
@@ -56,7 +56,9 @@ def arrive(ranks: Ranks, timeout_s: float, clock: Clock) -> None:
             missing = "0"
     else:
         try:
-            channel.wait([f"here/{rank}" for rank in range(1, ranks.world_size)], timeout_s)
+            keys = [f"here/{rank}" for rank in range(1, ranks.world_size)]
+            channel.wait(keys, timeout_s)
+            channel.delete(keys)  # torchrun's store outlives a change of its agents, which counts as no restart
             missing = ""
         except ChannelTimeout as late:
             missing = ", ".join(map(str, late.ranks))
@@ -71,7 +73,7 @@ def arrive(ranks: Ranks, timeout_s: float, clock: Clock) -> None:
 
 def await_ranks(joint: Joint, step: int, arrive_s: float) -> None:
     """On rank 0, before the collective of a save: a rank that does not come would hold up the others in it for half an
-    hour. Raises SaveError that names it."""
+    hour. Raises SaveError that names it, sooner when it has died."""
     try:
         joint.arrive(arrive_s)
     except ChannelTimeout as late:
@@ -81,3 +83,9 @@ def await_ranks(joint: Joint, step: int, arrive_s: float) -> None:
             reason=Reason.MISSING_RANKS,
             hint="Its log, or a dump of its stack (py-spy), tells where it is.",
         ) from late
+    except ChannelError as dead:
+        raise SaveError(
+            f"Nothing was saved at step {step}: {dead}. Earlier generations are whole.",
+            reason=Reason.MISSING_RANKS,
+            hint="Its log, and that of its machine, may tell why.",
+        ) from dead

@@ -47,7 +47,8 @@ class Patience:
     joint_s: float = 2400.0
     """Until rank 0 comes to the same call as the others (it may be draining a save there)."""
     silent_s: float = 15.0
-    """A sign of life of rank 0, while the others wait for it; launchers end them 30 s after it has died."""
+    """A sign of life of rank 0, while the others wait for it; launchers end them 30 s after it has died. Of another
+    rank, while rank 0 waits for it to come to a save: four times as long."""
     stop_s: float = 10.0
     """Meeting all ranks at a stop, beyond the deadline of the notice."""
     close_s: float = 10.0

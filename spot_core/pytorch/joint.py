@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from spot_core.errors import SpotError
 from spot_core.pytorch.channel import Channel, ChannelTimeout
 from spot_core.pytorch.outcome import error_from_json, error_to_json
-from spot_core.pytorch.pulse import Pulse
+from spot_core.pytorch.pulse import Pulse, Watch
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +34,8 @@ class Joint:
     def arrive(self, timeout_s: float) -> None:
         """Before a `tell` whose word the ranks act on together. Rank 0, inside of `say`: all of them have come.
 
-        Raises ChannelTimeout there, naming those that have not; the others only say that they are here.
+        Raises ChannelTimeout there, naming those that have not, or ChannelError, naming one that has died; the others
+        only say that they are here.
         """
         if self._channel.world_size == 1:
             return
@@ -43,7 +44,7 @@ class Joint:
             return
         # `tell` has counted on already.
         keys = [f"j/{self._number - 1}/here/{rank}" for rank in range(1, self._channel.world_size)]
-        self._channel.wait(keys, timeout_s)
+        self._wait(keys, timeout_s)
         self._channel.delete(keys)
 
     def tell(self, say: Callable[[], dict[str, Any]], *, timeout_s: float | None = None) -> dict[str, Any]:
@@ -61,23 +62,26 @@ class Joint:
             assert word is not None
             return word
         limit = self._timeout_s if timeout_s is None else timeout_s
-        heard = json.loads(self._hear(f"j/{number}/0", limit))
+        heard = json.loads(self._wait([f"j/{number}/0"], limit)[0])
         error = error_from_json(heard["error"])
         if error is not None:
             raise error
         told: dict[str, Any] = heard["word"]
         return told
 
-    def _hear(self, key: str, timeout_s: float) -> str:
-        watch, end = self._pulse.watch(), self._channel.clock.monotonic() + timeout_s
+    def _wait(self, keys: Sequence[str], timeout_s: float) -> list[str]:
+        """As the channel's, while those that have not set their keys give signs of life."""
+        watches: dict[int, Watch] = {}
+        end = self._channel.clock.monotonic() + timeout_s
         while True:
             left_s = end - self._channel.clock.monotonic()
             try:
-                return self._channel.wait([key], min(left_s, _LOOK_S))[0]
+                return self._channel.wait(keys, min(left_s, _LOOK_S))
             except ChannelTimeout as late:
                 if left_s <= _LOOK_S:
                     raise ChannelTimeout(late.keys, timeout_s) from None
-                watch.look()
+                for rank in late.ranks:
+                    watches.setdefault(rank, self._pulse.watch(rank)).look()
 
     def settle(self, timeout_s: float) -> None:
         """After a word that may be the last one: rank 0, whose process may host the store, waits until all heard it.

@@ -12,6 +12,7 @@ import logging
 import os
 import signal
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -106,8 +107,8 @@ def whole(trainer: Any, module: Any) -> dict[str, Any]:
 
 
 class Evidence(pl.Callback):
-    def __init__(self, out: Path, start: str, folder: str, term: int | None, kill: int | None) -> None:
-        self.out, self.start, self.folder, self.term, self.kill = out, start, folder, term, kill
+    def __init__(self, out: Path, start: str, folder: str, term: int | None, kill: int | None, pace: float) -> None:
+        self.out, self.start, self.folder, self.term, self.kill, self.pace = out, start, folder, term, kill, pace
         self.begun = False
 
     def _write(self, trainer: Any, row: dict[str, Any]) -> None:
@@ -134,7 +135,8 @@ class Evidence(pl.Callback):
             os.kill(os.getpid(), signal.SIGKILL)
 
     def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        self._write(trainer, {**self.row, "loss": float(outputs["loss"])})
+        self._write(trainer, {**self.row, "loss": float(outputs["loss"]), "ranks": trainer.world_size})
+        threading.Event().wait(self.pace)
 
     def on_validation_end(self, trainer: Any, module: Any) -> None:
         self._write(trainer, {"validated": trainer.global_step, "epoch": trainer.current_epoch})
@@ -161,7 +163,12 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=5)
     parser.add_argument("--resumable", action="store_true")
     parser.add_argument("--on-resize")
+    parser.add_argument("--pace", type=float, default=0.0, help="seconds for each batch")
     args = parser.parse_args()
+    nodes = 1
+    if "TORCHELASTIC_RUN_ID" in os.environ:  # as many ranks as there are agents of torchrun, each a node
+        args.devices, nodes = 1, int(os.environ["WORLD_SIZE"])
+        args.start = f"{time.time_ns()}"
     logging.basicConfig(level=logging.INFO)
     torch.set_num_threads(1)
     args.out.mkdir(parents=True, exist_ok=True)
@@ -172,13 +179,14 @@ def main() -> None:
     trainer = pl.Trainer(
         accelerator="cpu",
         devices=args.devices,
-        strategy=strategy(args.strategy, args.devices),
+        num_nodes=nodes,
+        strategy=strategy(args.strategy, args.devices * nodes),
         max_epochs=3 if args.max_steps < 0 else None,
         max_steps=args.max_steps,
         accumulate_grad_batches=args.accumulate,
         val_check_interval=every,
         callbacks=[
-            Evidence(args.out, args.start, args.folder, args.term, args.kill),
+            Evidence(args.out, args.start, args.folder, args.term, args.kill, args.pace),
             SpotCallback(args.folder, args.every, sources="signals", on_resize=args.on_resize),
         ],
         logger=False,

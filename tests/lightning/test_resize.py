@@ -146,6 +146,15 @@ def test_an_accepted_change_trains_on_every_sample_once(tmp_path: Path) -> None:
         assert sum(seen.values()) - SAMPLES < 3  # the padding of the last world
     assert sorted(got.ids) == list(range(len(got.ids)))
     assert [epoch for epoch, _ in got.validated] == [0, 1, 2]
+    # One cycle of the 15 steps that two ranks would have taken, and its end for the rest.
+    weight = torch.nn.Parameter(torch.zeros(1))
+    cycle = torch.optim.lr_scheduler.OneCycleLR(torch.optim.AdamW([weight], lr=0.02), 0.05, total_steps=15)
+    for step in range(len(got.lr)):
+        assert got.lr[step] == pytest.approx(cycle.get_last_lr()[0]), step
+        if step < 15:
+            cycle.optimizer.step()
+            cycle.step()
+    assert len(got.lr) > 16
 
 
 @pytest.mark.slow

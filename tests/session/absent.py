@@ -1,11 +1,13 @@
 """A rank that does not come to a save, or to the load: `python -m tests.session.absent RANK WORLD FOLDER WHAT ABSENT`.
 
-The rank ABSENT stands still before it. Every other one prints the error that it ends in.
+The rank ABSENT stands still before it, or is killed there ("save and life"). Every other one prints the error that it
+ends in.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
 from pathlib import Path
@@ -24,6 +26,7 @@ def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=world)
     group, absent = dist.new_group(backend="gloo"), rank == int(sys.argv[5])
+    what = sys.argv[4]
     settings = Settings(interval="1000 steps", sources="none", writer="thread")
     with Session(
         Run.open(folder / "run"),
@@ -31,13 +34,15 @@ def main() -> None:
         rank=rank,
         world_size=world,
         group=group,
-        patience=Patience(arrive_s=2.0),
+        patience=Patience(arrive_s=2.0) if what != "save and life" else Patience(silent_s=0.5),
     ) as session:
         try:
-            if absent and sys.argv[4] == "load":
+            if absent and what == "load":
                 threading.Event().wait()
             session.resume()
             session.start()
+            if absent and what == "save and life":
+                os.kill(os.getpid(), signal.SIGKILL)
             if absent:
                 threading.Event().wait()
             session.save(1, shared={"w": torch.ones(3)}, local={})

@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[2]
     ("what", "absent", "named"),
     [
         ("save", 2, "missing_ranks: Nothing was saved at step 1: rank 2 did not come to the save within 2 s"),
+        ("save and life", 2, "missing_ranks: Nothing was saved at step 1: rank 2 has given no sign of life for"),
         ("load", 2, "RestoreError missing_ranks: Nothing was loaded: rank 2 did not come to the load within 2 s"),
         pytest.param(
             "load",
@@ -26,7 +27,7 @@ ROOT = Path(__file__).parents[2]
             marks=pytest.mark.slow,
         ),
     ],
-    ids=["a save", "a load", "a load that rank 0 misses"],
+    ids=["a save", "a save that it does not live to see", "a load", "a load that rank 0 misses"],
 )
 def test_the_others_name_it(what: str, absent: int, named: str, tmp_path: Path) -> None:
     workers = [
