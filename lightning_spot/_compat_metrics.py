@@ -5,10 +5,15 @@
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+
 from lightning_spot import _compat
+
+log = logging.getLogger(__name__)
 
 
 def metric_state(trainer: Any, module: Any) -> dict[str, Any]:
@@ -45,7 +50,8 @@ def restore_metric_state(trainer: Any, module: Any, saved: Mapping[str, Any]) ->
 def merge_metric_states(module: Any, states: list[Mapping[str, Any]]) -> dict[str, Any]:
     """What one rank carries on of several: sums are added, so that an epoch's mean is still over all its batches.
 
-    Entries that only one of them has are kept; of the metrics shown so far the first one's are taken.
+    Entries that only one of them has are kept; of the metrics shown so far the first one's are taken. A metric whose
+    states are not made to be reduced (torchmetrics calculates with those of all ranks side by side) begins anew.
     """
     metrics = dict(_torchmetrics(module))
     merged = copy.deepcopy(dict(states[0]))
@@ -60,21 +66,31 @@ def merge_metric_states(module: Any, states: list[Mapping[str, Any]]) -> dict[st
         for name, saved in state["modules"].items():
             if name not in metrics or name not in merged["modules"]:
                 continue
-            mine = merged["modules"][name]
+            mine, reductions = merged["modules"][name], metrics[name]._reductions
+            if any(reductions.get(part) is None and not isinstance(value, list)
+                   for part, value in saved["states"].items()):
+                log.warning("spot: the running metric %s cannot be carried on by another number of ranks: it begins "
+                            "anew inside this epoch", name)
+                del merged["modules"][name]
+                continue
             for part, value in saved["states"].items():
-                how = getattr(metrics[name]._reductions.get(part), "__name__", "").removeprefix("dim_zero_")
-                mine["states"][part] = _joined(how, mine["states"][part], value)
+                how = getattr(reductions.get(part), "__name__", "").removeprefix("dim_zero_")
+                shares = (mine["updates"], saved["updates"])
+                mine["states"][part] = _joined(how, mine["states"][part], value, shares)
             mine["updates"] += saved["updates"]
     return merged
 
 
-def _joined(how: str, mine: Any, other: Any) -> Any:
+def _joined(how: str, mine: Any, other: Any, shares: tuple[int, int] | None = None) -> Any:
+    """shares: of a state that is a mean (a logged mean's `value` is a sum), from how many updates each has it."""
     if isinstance(mine, list):
         return mine + list(other)
     if how == "cat":
-        return mine.new_tensor([*mine.reshape(-1).tolist(), *other.reshape(-1).tolist()])
+        return torch.cat([torch.atleast_1d(mine), torch.atleast_1d(other)])
     if how in ("max", "min"):
-        return max(mine, other) if how == "max" else min(mine, other)
+        return torch.maximum(mine, other) if how == "max" else torch.minimum(mine, other)
+    if how == "mean" and shares is not None:
+        return (mine * shares[0] + other * shares[1]) / max(sum(shares), 1)
     return mine + other
 
 
@@ -105,8 +121,6 @@ def _result(result: Any) -> dict[str, Any] | None:
 
 def _make_result(trainer: Any, module: Any, entry: Mapping[str, Any], device: Any) -> Any:
     import builtins
-
-    import torch
 
     result = _compat.module_of(trainer, "trainer.connectors.logger_connector.result")
     from_builtins, name = entry["reduce"]

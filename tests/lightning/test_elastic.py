@@ -19,7 +19,7 @@ import pytest
 
 from .test_resize import SCRIPT, assert_close, lives
 
-pytestmark = [pytest.mark.dist, pytest.mark.slow]
+pytestmark = [pytest.mark.dist, pytest.mark.slow, pytest.mark.timeout(900)]
 
 PATIENCE_S = 240.0
 
@@ -35,7 +35,9 @@ class Agents:
         self._command = [
             *(sys.executable, "-m", "torch.distributed.run", "--nnodes=1:2", "--nproc-per-node=1", "--max-restarts=3"),
             *("--rdzv-backend=c10d", "--rdzv-id=elastic", f"--rdzv-endpoint={where}", "--monitor-interval=0.2"),
-            *("--local-addr=127.0.0.1", "--rdzv-conf=last_call_timeout=5,keep_alive_interval=1"),
+            "--local-addr=127.0.0.1",
+        ]
+        self._script = [
             *(str(SCRIPT), "--folder", str(folder / "run"), "--out", str(folder / "o"), *args),
         ]
         self._env = {k: v for k, v in os.environ.items() if not k.startswith(("SPOT_", "TORCHELASTIC_", "PET_"))}
@@ -43,7 +45,8 @@ class Agents:
 
     def begin(self) -> subprocess.Popen[bytes]:
         log = (self._folder / f"agent-{len(self._running)}.log").open("ab")
-        agent = subprocess.Popen(self._command, stdout=log, stderr=log, env=self._env)
+        meeting = f"--rdzv-conf=last_call_timeout=5,keep_alive_interval=1,is_host={int(not self._running)}"
+        agent = subprocess.Popen([*self._command, meeting, *self._script], stdout=log, stderr=log, env=self._env)
         self._running.append(agent)
         return agent
 
@@ -62,6 +65,8 @@ class Agents:
     def wait_until(self, what: Callable[[], bool]) -> None:
         until = time.monotonic() + PATIENCE_S
         while not what():
+            dead = [agent for agent in self._running if agent.returncode is None and agent.poll() is not None]
+            assert not dead, self.said()
             assert time.monotonic() < until, self.said()
             time.sleep(0.1)
 
