@@ -378,6 +378,12 @@ def fabric_shards(fabric: Any) -> bool:
     return _is_named(fabric.strategy, "FSDPStrategy", "ModelParallelStrategy")
 
 
+def fabric_shares_batches(fabric: Any) -> bool:
+    """Whether some ranks of this Fabric read the same batches: tensor parallelism."""
+    places = getattr(fabric.strategy, "distributed_sampler_kwargs", None) or {}
+    return int(places.get("num_replicas", fabric.world_size)) != int(fabric.world_size)
+
+
 def _is_named(value: Any, *names: str) -> bool:
     """By name: a class of either package, or one that the user derived from it."""
     return any(kind.__name__ in names for kind in type(value).__mro__)

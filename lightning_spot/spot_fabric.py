@@ -47,7 +47,7 @@ class SpotFabric:
 
     Parameters
     ----------
-    fabric: after `launch`; single device, DDP, FSDP or ModelParallel (ConfigError for strategies with an engine).
+    fabric: after `launch`; single device, DDP, FSDP or ModelParallel without tensor parallelism (else ConfigError).
     run: folder or URI; None takes SPOT_RUN.
     settings: keywords of `spot_core.config.Settings`; what is left out is taken from SPOT_* variables.
 
@@ -62,6 +62,13 @@ class SpotFabric:
                 f"SpotFabric does not support {type(fabric.strategy).__name__}, which keeps its state in an engine of "
                 "its own.",
                 hint='Use strategy="ddp", "fsdp", a ModelParallelStrategy or a single device.',
+            )
+        if _compat.fabric_shares_batches(fabric):
+            raise ConfigError(
+                "SpotFabric does not support tensor parallelism: its places in the data are those of ranks that each "
+                "have batches of their own.",
+                hint="Use ModelParallelStrategy with tensor_parallel_size=1, or the Trainer, where SpotCallback "
+                "supports it.",
             )
         self._fabric = fabric
         self._settings = Settings.from_env(**settings)
