@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from accelerate_spot.cli import app
 from accelerate_spot.launch import configuration
+from accelerate_spot.section import HANDOVER, Section
 from spot_core.errors import ConfigError
 
 PLAIN = {"compute_environment": "LOCAL_MACHINE", "distributed_type": "NO", "num_processes": 1, "mixed_precision": "no"}
@@ -42,6 +43,18 @@ def test_by_questions(file: Path) -> None:
     config(file, answers="20\n/data/a\n\n5\n")
     _, section = configuration.read(file)
     assert section == {"run": "/data/a", "interval": "auto", "keep": 5, "grace_s": 20.0, "window_s": 20.0}
+
+
+def test_storage_options_come_to_the_workers_as_they_stand(file: Path) -> None:
+    options = {"key": "k", "client_kwargs": {"endpoint_url": "http://127.0.0.1:1", "region_name": "r"}}
+    whole = {**PLAIN, "spot_config": {"run": "s3://bucket/a", "storage_options": options}}
+    file.write_text(json.dumps(whole) if file.suffix == ".json" else yaml.safe_dump(whole))
+    config(file, "--keep", "4")  # and stay when something else is changed
+    _, section = configuration.read(file)
+    active = Section.active(environ={HANDOVER: json.dumps(section)})
+    assert active.run == "s3://bucket/a"
+    assert active.settings.keep == 4
+    assert active.settings.storage_options == options
 
 
 def test_a_new_file(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,6 +22,7 @@ from spot_core.errors import AccessError, FencedError, Reason, StoreError, Trans
 from spot_core.pytorch.session import Patience, Session
 from spot_core.run import Run
 from spot_core.store import Store, open_store
+from spot_core.writer.meter import Metered
 from tests.faults.lanes import some
 from tests.faults.proxy import Answer, Fault, LoseReply, Proxy, Request, Reset, Stale, Stall, Truncate
 from tests.faults.through import expired, impatient, opened
@@ -159,6 +161,31 @@ def test_what_passes_costs_no_save(
         assert resumed.step == 2
         train(session, resumed, 5)
     assert all(torch.equal(a, b) for a, b in zip(resumed.tensors(), control(5), strict=True))
+
+
+@pytest.mark.slow
+def test_a_store_slower_than_the_interval_is_said_with_an_interval_that_holds(
+    behind: Callable[..., Store], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """20 MB at 8 MB/s: two chunks of 8 MiB have to be over before the last one goes."""
+    caplog.set_level(logging.INFO)
+    monkeypatch.setitem(Metered.__init__.__kwdefaults__, "every_s", 0.5)
+    with session_of(behind(60.0), interval="0.2s", max_upload_mb_s=8.0) as session:
+        training = begun(session)
+
+        def said() -> list[int]:
+            found = (re.search(r"An interval of (\d+) s or more would hold", text) for text in caplog.messages)
+            return [int(match[1]) for match in found if match]
+
+        while len(said()) < 2:
+            train(session, training, training.step + 20)
+        session.drain()
+    # The second time an upload has been measured from its beginning to its end.
+    assert said()[1] >= 2
+    progress = [text for text in caplog.messages if "are on their way to" in text]
+    told = r"spot: \d+ of 20 MB are on their way to .* after \d+ s \(\d+ MB/s, about \d+ s left\)"
+    assert progress
+    assert all(re.fullmatch(told, text) for text in progress)
 
 
 LASTING: dict[str, Callable[[Server], Fault]] = {
