@@ -15,7 +15,7 @@ from spot_core.layout import PartTarget
 from spot_core.pytorch.committer import report
 from spot_core.pytorch.live import Live
 from spot_core.pytorch.outcome import as_commit_error
-from spot_core.pytorch.plan import SMALL_BYTES
+from spot_core.pytorch.plan import SMALL_BYTES, RankPlan
 from spot_core.pytorch.relay import Share
 from spot_core.pytorch.stage import storage_ids
 from spot_core.pytorch.state import Split, split
@@ -56,14 +56,7 @@ def begin_snapshot(
     if live.client.busy:  # with a save that rank 0 gave up while this rank was still writing
         live.client.abandon()
     state, own = _split(live, shared, local, droppable, allow_pickle)
-    plan = live.planner.plan(
-        state.tensors,
-        own.tensors,
-        shared_objects=state.objects,
-        local_objects=own.objects,
-        apart=_apart(frozen),
-        mutable=live.baseline.mutable,
-    )
+    plan = _plan(live, state, own, frozen)
     live.joint.forget()
     if live.client.slab is None:
         memory.fits(plan.room)
@@ -113,20 +106,20 @@ def rehearse(
     if live.channel.world_size > 1:
         live.planner.draft(state.tensors)  # the plan itself takes all ranks
         return
-    plan = live.planner.plan(
-        state.tensors,
-        own.tensors,
-        shared_objects=state.objects,
-        local_objects=own.objects,
-        apart=_apart(frozen),
-        mutable=live.baseline.mutable,
-    )
+    plan = _plan(live, state, own, frozen)
     live.stager.prepare(plan, storage_ids(stable))
     _ = plan.tensors.text  # encoded once; in the first save it would be beside the training's thread
 
 
-def _apart(frozen: Iterable[torch.Tensor]) -> frozenset[int]:
-    return storage_ids(tensor for tensor in frozen if tensor.nbytes >= SMALL_BYTES)
+def _plan(live: Live, state: Split, own: Split, frozen: Iterable[torch.Tensor]) -> RankPlan:
+    return live.planner.plan(
+        state.tensors,
+        own.tensors,
+        shared_objects=state.objects,
+        local_objects=own.objects,
+        apart=storage_ids(tensor for tensor in frozen if tensor.nbytes >= SMALL_BYTES),
+        mutable=live.baseline.mutable,
+    )
 
 
 def _split(
