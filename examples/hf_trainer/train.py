@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset, Subset
-from transformers import GPT2Config, GPT2LMHeadModel, HfArgumentParser, Trainer, TrainingArguments
+from transformers import GPT2Config, GPT2LMHeadModel, HfArgumentParser, Trainer, TrainingArguments, set_seed
 
 
 @dataclass
@@ -47,6 +47,7 @@ def main() -> None:
         from accelerate_spot.trainer import SpotTrainerCallback
 
         callbacks.append(SpotTrainerCallback(options.run, interval=options.interval))
+    set_seed(args.seed)  # for the weights that training begins with; the Trainer's own call comes after them
     config = GPT2Config(
         vocab_size=256, n_positions=64, n_embd=64, n_layer=2, n_head=4, bos_token_id=0, eos_token_id=0
     )

@@ -19,7 +19,7 @@ EXAMPLE = ROOT / "examples" / "hf_trainer" / "train.py"
 @pytest.mark.timeout(900)
 def test_the_example_killed_and_continued(tmp_path: Path) -> None:
     def command(name: str) -> list[str]:
-        options = {"output_dir": name, "run": f"{name}-run", "interval": "5 steps", "windows": "320"}
+        options = {"output_dir": name, "run": f"{name}-run", "interval": "5 steps", "windows": "640"}
         given = {key: str(tmp_path / value) if "/" not in value and key in ("output_dir", "run") else value
                  for key, value in options.items()}
         words = [word for key, value in given.items() for word in (f"--{key}", value)]
@@ -33,7 +33,8 @@ def test_the_example_killed_and_continued(tmp_path: Path) -> None:
         while process.poll() is None and committed(tmp_path / "job-run") < before + 2:
             time.sleep(0.02)
         process.kill() if kill else process.terminate()
-        assert ended(process).returncode in (KILLED if kill else (143,))
+        left = ended(process)
+        assert left.returncode in (KILLED if kill else (143,)), left.stdout[-3000:]
     done = ended(popen(command("job")))
     assert done.returncode == 0, done.stdout[-3000:]
     names = [tmp_path / name / "model.safetensors" for name in ("control", "job")]
