@@ -136,6 +136,12 @@ class Committer:
         """The same for a generation whose `parts` the ranks are bringing from the local tier."""
         self._work.put(lambda: self._run(flight, lambda: self._drain(flight, len(parts))))
 
+    def go_on(self, claim: Callable[[], Writer]) -> None:
+        """Write from now on as the life that `claim` takes; what is pruned as the one before would find itself fenced
+        by it."""
+        with self._pruning:
+            self.writer = claim()
+
     def _hire(self) -> None:
         thread = threading.Thread(target=self._serve, name="spot-commit", daemon=True)
         self._threads = [*(one for one in self._threads if one.is_alive()), thread]

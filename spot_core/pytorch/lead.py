@@ -150,7 +150,8 @@ class Lead:
                 return word
             # Nothing may be written over a generation, and one of a newer life outranks it.
             log.info("spot: step %d is saved again, as finished, in a life of its own", step)
-            self.committer.writer = self._run.claim(info={**claim_info, "continues": newest.id.life}, continues=newest)
+            info = {**claim_info, "continues": newest.id.life}
+            self.committer.go_on(lambda: self._run.claim(info=info, continues=newest))
             self._enter_local_tier(claim_info)
         self._opened = self.committer.writer.begin(step)
         gen = self._opened.id

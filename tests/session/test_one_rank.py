@@ -26,7 +26,7 @@ from spot_core.errors import (
 from spot_core.launch.stoprecord import STOP_NOTE, read_note, read_stop
 from spot_core.policy import Kind
 from spot_core.pytorch.session import Session
-from spot_core.run import Run
+from spot_core.run import Run, Writer
 from spot_core.signals import Notice, NoticeKind
 from spot_core.store import open_store
 from spot_core.testing import FailingStore, SlowStore
@@ -195,6 +195,30 @@ def test_a_step_is_saved_once_but_the_end_is_recorded(uri: str) -> None:
         resumed = again.resume()
         assert resumed is not None
         assert resumed.finished
+
+
+def test_the_end_is_recorded_when_nothing_is_pruned_any_more(
+    uri: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The life that the end takes would fence the one that prunes."""
+    prune, running = Writer.prune, threading.Event()
+
+    def slowly(self: Writer, *args: Any, **kwargs: Any) -> Any:
+        running.set()
+        threading.Event().wait(0.3)
+        return prune(self, *args, **kwargs)
+
+    monkeypatch.setattr(Writer, "prune", slowly)
+    with session_of(uri, keep=1) as session:
+        training = begun(session)
+        for training.step in (3, 4):
+            save(session, training, wait=True)
+        running.wait(10)
+        save(session, training, finished=True, wait=True)
+    assert "could not be pruned" not in caplog.text
+    assert [(c.id.name, c.manifest.finished) for c in Run.open(uri).discover().generations] == [
+        ("000002-000000000004", True)
+    ]
 
 
 def test_only_the_newest_are_kept(uri: str) -> None:
