@@ -57,16 +57,19 @@ def test_the_plan_is_the_same_object_while_the_tensors_are_the_same_memory() -> 
     assert planner.plan({"w": weight.detach()}, {}).items[0].tensor.data_ptr() == weight.data_ptr()
 
 
-def test_small_tensors_made_anew_for_each_save_do_not_change_the_plan_but_do_change_their_values() -> None:
+@pytest.mark.parametrize("shared", [False, True])
+def test_small_tensors_made_anew_for_each_save_do_not_change_the_plan_but_do_change_their_values(shared: bool) -> None:
     planner, weight = Planner(), torch.zeros(40_000)
     kept = [torch.full((3,), -1.0)]  # holds on to memory, so that new tensors are elsewhere
     plans, seen = [], []
     for step in range(4):
         kept.append(torch.full((3,), float(step)))
-        plans.append(planner.plan({"w": weight}, {"rng": kept[-1]}))
+        anew = {"rng": kept[-1]}
+        plans.append(planner.plan({"w": weight, **anew}, {}) if shared else planner.plan({"w": weight}, anew))
         seen.append(plans[-1].items[1].tensor.tolist())
     assert seen == [[float(step)] * 3 for step in range(4)]
-    assert plans[1] is not plans[0]  # this is how it is found out
+    # Of a rank's own tensors it is expected, of shared ones it is found out by the second save.
+    assert (plans[1] is plans[0]) is not shared
     assert plans[3] is plans[2] is plans[1]
 
 
