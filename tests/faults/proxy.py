@@ -87,6 +87,14 @@ class Stall:
 
 
 @dataclass(frozen=True)
+class Hold:
+    """Nothing moves until the event is set, or for so long."""
+
+    until: threading.Event
+    seconds: float = 60.0
+
+
+@dataclass(frozen=True)
 class LoseReply:
     """The server does it, and the connection breaks before its reply comes."""
 
@@ -106,7 +114,7 @@ class Corrupt:
     """One bit of the request's body turns over on the way."""
 
 
-Fault = Corrupt | Reset | Answer | Stall | LoseReply | Truncate | Stale
+Fault = Corrupt | Reset | Answer | Stall | Hold | LoseReply | Truncate | Stale
 
 
 @dataclass
@@ -114,6 +122,8 @@ class Proxy:
     upstream: int
     """Port of the server, on this machine."""
     fault: Callable[[Request], Fault | None] = field(default=lambda request: None)
+    answered: Callable[[Request], None] = field(default=lambda request: None)
+    """Told, on the proxy's thread, when the server has answered, before the client hears of it."""
     requests: list[Request] = field(default_factory=list)
     received: int = 0
     """Bytes of all replies' bodies."""
@@ -195,6 +205,8 @@ class Proxy:
             return True
         if isinstance(fault, Stall):
             await asyncio.sleep(fault.seconds)
+        if isinstance(fault, Hold):
+            await asyncio.to_thread(fault.until.wait, fault.seconds)
         if isinstance(fault, Corrupt):
             body = body[: length // 2] + bytes([body[length // 2] ^ 1]) + body[length // 2 + 1 :]
         server_writer.write(head + body)
@@ -205,6 +217,7 @@ class Proxy:
         status, reply_headers = _parse_reply(reply_head)
         empty = request.method == "HEAD" or status in (204, 304)
         reply = b"" if empty else await _body(server_reader, reply_headers, until_end=True)
+        self.answered(request)
         where = (request.method, f"{request.key}?{sorted(request.query.items())}")
         known = self._first.setdefault(where, reply_head + reply)
         if isinstance(fault, LoseReply):
