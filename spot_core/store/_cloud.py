@@ -95,21 +95,7 @@ class CloudStore:
         self._create(key, data, mode="overwrite" if self._conditional is False else "create")
 
     def _create(self, key: str, data: bytes, *, mode: str = "create") -> None:
-        doubt = False
-
-        def create() -> None:
-            nonlocal doubt
-            try:
-                self._call("create", key, lambda api, client: api.put(client, key, data, mode=mode), retry=False)
-            except TransientStoreError:
-                doubt = True
-                raise
-            except KeyExistsError:
-                # After a reply that was lost, the object in the way may be the one just put.
-                if not doubt or self.get(key) != data:
-                    raise
-
-        self._retry(create)
+        self._call("create", key, lambda api, client: api.put(client, key, data, mode=mode))
 
     def put(self, key: str, data: bytes) -> None:
         check_key(key)

@@ -90,24 +90,14 @@ class FsspecStore:
 
     def put_if_absent(self, key: str, data: bytes) -> None:
         path = self._path(key)
-        doubt = False
 
         def create() -> None:
-            nonlocal doubt
-            try:
-                if self._conditional():
-                    self._call("create", key, lambda fs: fs.pipe_file(path, data, mode="create"))
-                elif self.stat(key) is not None:
-                    raise KeyExistsError(f"{key} exists at {self.uri}.")
-                else:
-                    self._call("create", key, lambda fs: fs.pipe_file(path, data))
-            except TransientStoreError:
-                doubt = True
-                raise
-            except KeyExistsError:
-                # After a reply that was lost, the object in the way may be the one just put.
-                if not doubt or self._call("read", key, lambda fs: fs.cat_file(path)) != data:
-                    raise
+            if self._conditional():
+                self._call("create", key, lambda fs: fs.pipe_file(path, data, mode="create"))
+            elif self.stat(key) is not None:
+                raise KeyExistsError(f"{key} exists at {self.uri}.")
+            else:
+                self._call("create", key, lambda fs: fs.pipe_file(path, data))
 
         self._retry(create)
 
