@@ -57,6 +57,9 @@ class Live:
     """The newest generation that this life committed to the run's store, as all ranks know it."""
     tried: bool = False
     """A snapshot was made or rehearsed."""
+    given: Mapping[str, Any] | None = None
+    """The state of the snapshot under way, kept until its tensors are copied: to free thousands of tensors right after
+    the save call means to ask for the interpreter as often, while the copying threads have just begun to."""
     shares: list[Share] = field(default_factory=list)
     """This rank's parts of the last saves."""
 
@@ -129,6 +132,7 @@ class Live:
         futures = [future for share in self.shares for future in (share.landed, share.durable)]
         wait([future for future in futures if future is not None], timeout_s)
         self.relay.clear()
+        self.given = None
         self.stager.close()
         self.splitter.forget()
         self.client.close()

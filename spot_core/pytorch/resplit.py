@@ -21,8 +21,9 @@ from spot_core.pytorch.state import PLAIN_TENSORS, Split, Splitter
 __all__ = ["Resplitter"]
 
 
-_Known = tuple[dict[str, Any], type, int, torch.Size, tuple[int, ...], torch.dtype, bool]
-"""The node of a tensor in the tree, and how it reads its memory: address, shape, strides, dtype."""
+_Known = tuple[dict[str, Any], type[torch.Tensor], int, torch.Size, tuple[int, ...], torch.dtype, bool, bool]
+"""The node of a tensor in the tree, and how it reads its memory: address, shape, strides, dtype, whether it requires
+gradients, and whether another that reads it so may be conjugated or negated (a bit that no other question shows)."""
 
 
 class _Unknown(Exception):
@@ -42,8 +43,8 @@ class Resplitter:
             again = _Again(droppable, allow_pickle, self._known)
             try:
                 tree = again.split(value).tree
-            except _Unknown:
-                pass
+            except (_Unknown, RuntimeError):
+                pass  # taken apart anew, which says what is wrong if something is
             else:
                 if again.found == len(self._known) and not again.objects:
                     return Split(tree, self._tensors, {})
@@ -81,6 +82,8 @@ class _First(Splitter):
                 value.stride(),
                 value.dtype,
                 value.requires_grad,
+                # Real numbers are negated lazily as the imaginary parts of conjugates alone, which are not contiguous.
+                value.is_complex() or value.numel() < 2 or not value.is_contiguous(),
             )
         return node
 
@@ -91,25 +94,28 @@ class _Again(Splitter):
         self._known = known
         self.found = 0
 
-    def tensor(self, value: torch.Tensor, path: str) -> Any:
-        # Runs for every tensor in every save, on the training's thread: cheap questions, the likely differences first.
+    def encode(self, value: Any, path: str) -> Any:
+        # Runs for every value in every save, on the training's thread: cheap questions only. A tensor without memory of
+        # its own (a sparse one) raises RuntimeError when asked for its address.
         known = self._known.get(path)
         if known is None:
-            raise _Unknown
-        node, cls, address, shape, stride, dtype, requires_grad = known
+            return super().encode(value, path)
+        node, cls, address, shape, stride, dtype, requires_grad, may_be_lazy = known
         if (
             type(value) is not cls
-            or value.layout is not torch.strided
             or value.data_ptr() != address
             or value.shape != shape
-            or value.dtype is not dtype
             or value.stride() != stride
+            or value.dtype is not dtype
             or value.requires_grad is not requires_grad
-            or _is_lazy(value)
+            or (may_be_lazy and _is_lazy(value))
         ):
             raise _Unknown
         self.found += 1
         return node
+
+    def tensor(self, value: torch.Tensor, path: str) -> Any:
+        raise _Unknown
 
     def store(self, tensor: torch.Tensor, path: str) -> str:
         raise _Unknown  # of something made anew by each split: an array, a shard

@@ -433,10 +433,11 @@ class Session:
             return
         if self._lead is None or live.stager.staged.is_set():
             live.stager.wait_staged()
-            return
-        began = self._clock.monotonic()
-        live.stager.wait_staged()
-        self._lead.waited_for_staging(self._clock.monotonic() - began)
+        else:
+            began = self._clock.monotonic()
+            live.stager.wait_staged()
+            self._lead.waited_for_staging(self._clock.monotonic() - began)
+        live.given = None
 
     def drain(self, timeout_s: float | None = None) -> Committed | None:
         """Collective: finish the save in flight and take its outcome.

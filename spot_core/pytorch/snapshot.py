@@ -56,6 +56,7 @@ def begin_snapshot(
     if live.client.busy:  # with a save that rank 0 gave up while this rank was still writing
         live.client.abandon()
     state, own = _split(live, shared, local, droppable, allow_pickle)
+    live.given = shared
     plan = _plan(live, state, own, frozen)
     live.joint.forget()
     if live.client.slab is None:

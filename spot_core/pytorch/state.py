@@ -33,6 +33,7 @@ __all__ = ["Split", "join", "split", "tensor_nodes"]
 INLINE_BYTES = 4096
 """Byte strings up to this size stand in the tree, so that most states have no objects beside it."""
 
+_ONLY_TEXT = frozenset({str})
 _RANK_PREFIX = re.compile(r"rank\d{5,}\.")
 _FACTORIES: dict[str, type] = {
     cls.__name__: cls
@@ -106,18 +107,19 @@ class Splitter:
         return self._object(value, path)
 
     def pairs(self, value: Mapping[Any, Any], path: str) -> list[list[Any]]:
+        root = f"{path}." if path else ""
         return [
-            [
-                key if type(key) is str else self.encode(key, _sub(path, f"{i}(key)")),
-                self.encode(item, _sub(path, _key_name(key, i))),
-            ]
+            [key, self.encode(item, root + key)]
+            if type(key) is str
+            else [self.encode(key, f"{root}{i}(key)"), self.encode(item, root + _key_name(key, i))]
             for i, (key, item) in enumerate(value.items())
         ]
 
     def dict(self, value: dict[Any, Any], path: str) -> Any:
         # A JSON object has no order of its own (manifests are written with sorted keys), a dict has.
-        if KIND not in value and all(type(key) is str for key in value) and list(value) == sorted(value):
-            return {key: self.encode(item, f"{path}.{key}" if path else key) for key, item in value.items()}
+        if KIND not in value and _ONLY_TEXT.issuperset(map(type, value)) and list(value) == sorted(value):
+            root = f"{path}." if path else ""
+            return {key: self.encode(item, root + key) for key, item in value.items()}
         return {KIND: "dict", "items": self.pairs(value, path)}
 
     def ordered_dict(self, value: OrderedDict[Any, Any], path: str) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -317,6 +318,24 @@ def test_the_first_save_after_a_rehearsal_plans_nothing_and_saves_what_is_there_
         assert known is not None
         assert not listed_anew
     assert same(begun(session_of(uri)).tensors(), control(3))
+
+
+def test_what_the_call_was_given_is_freed_when_the_copies_are_done(uri: str) -> None:
+    """Freed beside the copying threads, thousands of tensors would each wait for the interpreter (S3)."""
+    weight, freed = torch.zeros(5000), []
+    with session_of(uri) as session:
+        session.resume()
+        session.start()
+        for step in (1, 2):
+            view = weight.view(50, 100)  # made for the call, as by `state_dict`
+            session.save(step, shared={"w": view}, local={}, stable=[weight])
+            given = weakref.ref(view)
+            del view
+            freed.append(given() is None)
+            session.wait_staged()
+            freed.append(given() is None)
+            session.drain()
+    assert freed[2:] == [False, True]  # those of the first one are what the next are compared with
 
 
 def test_an_error_in_the_callers_meta_reaches_the_caller(uri: str) -> None:
