@@ -18,7 +18,7 @@ from accelerate_spot import activation
 from accelerate_spot.launch.rewrite import EPOCHS, LEFT, NUMBERED, rewrite
 from accelerate_spot.section import Section
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("accelerate_spot.launch.runner")  # started by -m, its __name__ is one that nobody listens to
 
 DROPPED = "ACCELERATE_SPOT_ALONE"
 """Set by the launcher when accelerate's launcher would not have used torchrun: its variables are taken away again."""
