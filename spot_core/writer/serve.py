@@ -24,7 +24,7 @@ from spot_core.errors import SaveError
 from spot_core.store import LocalStore, open_store
 from spot_core.tiers import LocalTier
 from spot_core.writer.drain import DrainJob
-from spot_core.writer.job import Bases
+from spot_core.writer.job import Bases, unpack_index
 from spot_core.writer.meter import Throttle
 from spot_core.writer.part import Gate
 from spot_core.writer.places import Places
@@ -115,7 +115,8 @@ class _Server:
     def _write(self, frame: Frame, gate: Gate) -> None:
         job = frame.fields
         try:
-            landed = self._open_places().write(gate, job, frame.payload, self._tell)
+            index = unpack_index(job["rank"], frame.payload)
+            landed = self._open_places().write(gate, job, index, self._tell)
         except BaseException as error:  # noqa: BLE001 - everything is reported to the trainer, whose policy decides
             self._failed(job["job"], error)
         else:

@@ -1,7 +1,7 @@
 """Frames between trainer and writer over a Unix stream socket.
 
 A frame is two little-endian 32-bit lengths, a JSON object, and a payload of raw bytes; one file descriptor may ride
-along (SCM_RIGHTS) with the lengths. JSON, not pickle: a frame can carry values and nothing that runs.
+along (SCM_RIGHTS) with the lengths. Not pickle: a frame can carry values and nothing that runs.
 """
 
 from __future__ import annotations
