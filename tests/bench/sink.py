@@ -1,8 +1,8 @@
 """An object store that costs next to nothing: `python -m tests.bench.sink PORT [discard]`.
 
-It speaks as much of the S3 protocol as the clients under test use, checks no signature and no digest, and keeps parts
-as they came, in memory; or, to ``discard``, reads them and keeps their sizes. So what limits is the client.
-``GET /?stats`` tells the bytes that went either way since it was last asked.
+It speaks as much of S3's protocol, and of GCS's (`sink_gcs`), as the clients under test use, checks no signature and no
+digest, and keeps parts as they came, in memory; or, to ``discard``, reads them and keeps their sizes. So what limits is
+the client. ``GET /?stats`` tells the bytes that went either way since it was last asked.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
+
+from tests.bench.sink_gcs import GcsApi
 
 _NS = "<?xml version='1.0' encoding='UTF-8'?>"
 _BIG = 1 << 16
@@ -34,6 +36,7 @@ class Sink:
     def __init__(self, port: int, *, discards: bool) -> None:
         self._objects: dict[str, bytearray | Gone] = {}
         self._uploads: dict[str, dict[int, bytearray | Gone]] = {}
+        self._gcs = GcsApi(self._objects, _joined)
         self._discards = discards
         self._lock = threading.Lock()
         self._sent = self._received = 0
@@ -64,7 +67,8 @@ class Sink:
                         coded = bytearray(length)
                         stream.readinto(coded)
                         body = _plain(coded, headers)
-                    status, extra, reply = self._answer(first[0], first[1], headers, body)
+                    answer = self._gcs.answer if GcsApi.serves(first[1]) else self._answer
+                    status, extra, reply = answer(first[0], first[1], headers, body)
                     head = f"HTTP/1.1 {status}\r\n{extra}Content-Length: {len(reply)}\r\n\r\n".encode()
                     connection.sendall(head)
                     if first[0] != "HEAD":

@@ -3,7 +3,7 @@
 Each contestant runs in a process of its own, several times, against the sink, which throws uploads away. Its processor
 time does not count, the client's does: on few cores a real server is slower than any client, so seconds of the client's
 processor per GB are the figure, and MB/s only what came out here: the median, the lowest and the highest.
-``--server seaweedfs`` takes a real server.
+``--server seaweedfs`` (or moto, fake-gcs, ...) takes a real server.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ from tests.stores.servers import BUCKET, KEY, SECRET, free_port, serve
 ROOT = Path(__file__).resolve().parents[2]
 ENDPOINT = "SPOT_BENCH_ENDPOINT"
 TENSORS = 200
+GCS = "gs:"
+"""Begins the names of contestants that speak GCS's protocol; the others speak S3's."""
 
 app = typer.Typer(add_completion=False)
 
@@ -92,16 +94,27 @@ def raw_boto() -> Any:
     )
 
 
-def spot_store() -> Any:
+def gcsfs_options() -> dict[str, Any]:
+    return {"endpoint_url": os.environ[ENDPOINT], "token": "anon", "project": "spot"}
+
+
+def gcsfs_system() -> Any:
+    from gcsfs.core import GCSFileSystem  # its default class asks a service that is not here
+
+    return GCSFileSystem(**gcsfs_options())
+
+
+def spot_store(scheme: str = "s3") -> Any:
     from spot_core.store import open_store
 
-    return open_store(f"s3://{BUCKET}/bench/spot", storage_options=options())
+    given = gcsfs_options() if scheme == "gs" else options()
+    return open_store(f"{scheme}://{BUCKET}/bench/spot", storage_options=given)
 
 
 # -- uploads: each returns what is timed ------------------------------------------------------------------------------
 
 
-def upload_spot(data: memoryview, *, digested: bool = True) -> Callable[[], None]:
+def upload_spot(data: memoryview, scheme: str = "s3", *, digested: bool = True) -> Callable[[], None]:
     """With the digests, as a save has them; or without, to tell what they cost."""
     from spot_core.digest import chunk_digest
     from spot_core.store import BytesSource
@@ -112,7 +125,7 @@ def upload_spot(data: memoryview, *, digested: bool = True) -> Callable[[], None
             chunk_digest(view)
             return view
 
-    store = spot_store()
+    store = spot_store(scheme)
     store.list("")
     kind = Digested if digested else BytesSource
     return lambda: store.put_blob("blob", kind(data))
@@ -136,8 +149,7 @@ def upload_s3fs_pipe(data: memoryview) -> Callable[[], None]:
     return lambda: system.pipe_file(f"{BUCKET}/bench/pipe", bytes(data)) and None
 
 
-def upload_s3fs_put(data: memoryview) -> Callable[[], None]:
-    system = s3fs_system()
+def upload_put_file(system: Any, data: memoryview) -> Callable[[], None]:
     with tempfile.NamedTemporaryFile(delete=False) as file:
         file.write(data)
     return lambda: system.put_file(file.name, f"{BUCKET}/bench/put") and None
@@ -149,9 +161,7 @@ def upload_dcp(data: memoryview) -> Callable[[], None]:
 
     state = tensors(len(data))
     places = (f"s3://{BUCKET}/bench/dcp{number}" for number in itertools.count())
-    return lambda: (
-        dcp.save(state, storage_writer=FsspecWriter(next(places), sync_files=False, **options())) and None
-    )
+    return lambda: dcp.save(state, storage_writer=FsspecWriter(next(places), sync_files=False, **options())) and None
 
 
 # -- restores ---------------------------------------------------------------------------------------------------------
@@ -169,7 +179,7 @@ def part_of(state: dict[str, Any], parts: int) -> dict[str, Any]:
     return {name: state[name] for name in names[: len(names) // parts]}
 
 
-def restore_spot(nbytes: int, parts: int) -> Callable[[], None]:
+def restore_spot(nbytes: int, parts: int, scheme: str = "s3") -> Callable[[], None]:
     import torch.distributed.checkpoint as dcp
 
     from spot_core import Run
@@ -177,7 +187,7 @@ def restore_spot(nbytes: int, parts: int) -> Callable[[], None]:
     from tests.pytorch.saving import save_one
 
     state = tensors(nbytes)
-    run = Run.open(spot_store())
+    run = Run.open(spot_store(scheme))
     save_one(run, state)
     target = part_of({name: value.clone().zero_() for name, value in state.items()}, parts)
 
@@ -210,8 +220,7 @@ def restore_obstore(nbytes: int, parts: int) -> Callable[[], None]:
     return lambda: obstore.get_ranges(client, "bench/raw", starts=starts, ends=ends, coalesce=0) and None
 
 
-def restore_s3fs_get(nbytes: int, parts: int) -> Callable[[], None]:
-    system = s3fs_system()
+def restore_get_file(system: Any, nbytes: int) -> Callable[[], None]:
     system.pipe_file(f"{BUCKET}/bench/get", bytes(memory(nbytes)))
     folder = tempfile.mkdtemp()
     return lambda: system.get_file(f"{BUCKET}/bench/get", f"{folder}/file")
@@ -226,18 +235,22 @@ UPLOADS: dict[str, Callable[[memoryview], Callable[[], None]]] = {
     "spot, no digests": lambda data: upload_spot(data, digested=False),
     "boto3 upload (raw)": upload_boto,
     "s3fs pipe_file": upload_s3fs_pipe,
-    "s3fs put_file": upload_s3fs_put,
+    "s3fs put_file": lambda data: upload_put_file(s3fs_system(), data),
     "dcp FsspecWriter": upload_dcp,
+    f"{GCS} spot": lambda data: upload_spot(data, "gs"),
+    f"{GCS} gcsfs put_file": lambda data: upload_put_file(gcsfs_system(), data),
 }
 RESTORES: dict[str, Callable[[int, int], Callable[[], None]]] = {
     "spot": restore_spot,
     "obstore get_ranges (raw)": restore_obstore,
-    "s3fs get_file": restore_s3fs_get,
+    "s3fs get_file": lambda nbytes, _: restore_get_file(s3fs_system(), nbytes),
     "dcp FsspecReader": restore_dcp,
+    f"{GCS} spot": lambda nbytes, parts: restore_spot(nbytes, parts, "gs"),
+    f"{GCS} gcsfs get_file": lambda nbytes, _: restore_get_file(gcsfs_system(), nbytes),
 }
 
 
-WHOLE = "s3fs get_file"  # cannot fetch a part
+WHOLE = "get_file"  # cannot fetch a part
 TIMES = 3
 
 
@@ -267,7 +280,7 @@ def stats() -> dict[str, int]:
 def endpoint(server: str, kind: str) -> Iterator[str]:
     if server != "sink":
         with serve(server, Path(tempfile.mkdtemp()) / server) as running:
-            yield running.options["client_kwargs"]["endpoint_url"]
+            yield f"http://{running.host}:{running.port}"
         return
     port = free_port()
     keeps = [] if kind == "restore" else ["discard"]
@@ -308,7 +321,9 @@ def main(
         jobs = [("upload", name, 1) for name in UPLOADS]
         jobs += [("restore", name, parts) for parts in (1, 8) for name in RESTORES]
         for kind, name, parts in jobs:
-            if only not in name or (parts > 1 and name == WHOLE):
+            if only not in name or (parts > 1 and WHOLE in name):
+                continue
+            if server != "sink" and name.startswith(GCS) is not (server == "fake-gcs"):
                 continue
             with endpoint(server, kind) as url:
                 call = f"from tests.bench.stores import worker; worker({kind!r}, {name!r}, {mb * 1_000_000}, {parts})"

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.bench.stores import RESTORES, UPLOADS
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -36,3 +38,24 @@ def test_the_benchmark_gives_table_goals_and_numbers(tmp_path: Path) -> None:
         assert measured["memory"][name] > 0
     assert measured["restore"]["10M"]["restore"]["spot"]["cold"]
     assert not list(tmp_path.glob("spot-bench-*"))
+
+
+@pytest.mark.slow
+def test_the_benchmark_of_stores_gives_numbers_of_every_contestant(tmp_path: Path) -> None:
+    numbers = tmp_path / "numbers.json"
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.bench.stores", "--mb", "70", "--json", str(numbers)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(numbers.read_text())
+    names = {kind: {row["name"] for row in rows if row["kind"] == kind} for kind in ("upload", "restore")}
+    assert names == {"upload": set(UPLOADS), "restore": set(RESTORES)}
+    assert all(min(row["MB/s"]) > 0 for row in rows)
+    for row in rows:
+        if row["kind"] == "restore" and not row["name"].startswith("dcp"):
+            assert 1.0 <= row["downloaded"] / (70e6 / row["parts"]) < 1.3, row
