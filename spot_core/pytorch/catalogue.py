@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -57,9 +57,13 @@ class Catalogue:
     bases: Sequence[tuple[ObjectRef, BlobIndex]]
     aliases: Mapping[str, str]
     """Further names of shared tensors (tied weights), to the names they are stored under."""
+    progress: Callable[[], None] = field(default=lambda: None, repr=False, compare=False)
+    """To be called whenever something more is read."""
 
     @classmethod
-    def read(cls, store: Store, verified: Verified, *, threads: int = 4) -> Catalogue:
+    def read(
+        cls, store: Store, verified: Verified, *, threads: int = 4, progress: Callable[[], None] = lambda: None
+    ) -> Catalogue:
         """Read every part's index.
 
         Raises CorruptShardError, TornGenerationError or FormatError for damage, StoreError.
@@ -67,7 +71,7 @@ class Catalogue:
         manifest, gen = verified.committed.manifest, verified.committed.id
         where = f"generation {gen} at {store.uri}"
         with ThreadPoolExecutor(threads, thread_name_prefix="spot-index") as pool:
-            indexes = list(pool.map(lambda part: _index(store, part, where), manifest.parts))
+            indexes = list(pool.map(lambda part: _index(store, part, where, progress), manifest.parts))
         blobs: dict[str, Blob] = {}
         tensors: dict[str, list[Chunk]] = {}
         objects: dict[str, tuple[str, int, int]] = {}
@@ -88,7 +92,7 @@ class Catalogue:
         aliases = {node["as"]: node["fqn"] for node in tensor_nodes(shared) if "as" in node}
         pairs = zip(manifest.parts, indexes, strict=True)
         bases = [pair for part, index in pairs for pair in zip(part.bases, index.bases, strict=True)]
-        return cls(store, gen, manifest.world_size, blobs, tensors, objects, shared, local, bases, aliases)
+        return cls(store, gen, manifest.world_size, blobs, tensors, objects, shared, local, bases, aliases, progress)
 
     @property
     def where(self) -> str:
@@ -112,11 +116,13 @@ class Catalogue:
         return {fqn: _metadata(self.chunks(fqn)) for fqn in (*self.tensors, *self.aliases)}
 
 
-def _index(store: Store, part: Part, where: str) -> PartIndex:
+def _index(store: Store, part: Part, where: str, progress: Callable[[], None]) -> PartIndex:
     try:
-        return PartIndex.read(store, part)
+        index = PartIndex.read(store, part)
     except KeyMissingError as error:
         raise TornGenerationError(f"The {where} is torn: {part.index.key} of rank {part.rank} is missing.") from error
+    progress()
+    return index
 
 
 def _check_cover(tensors: Mapping[str, Sequence[Chunk]], where: str) -> None:

@@ -63,17 +63,14 @@ class Channel:
         self.hosted = hosted
 
     @classmethod
-    def open(
-        cls, *, rank: int, world_size: int, group: dist.ProcessGroup | None = None, clock: Clock = SYSTEM_CLOCK
-    ) -> Channel:
-        """Collective over `group` (gloo): rank 0 draws the nonce. A HashStore of this process when world_size is 1.
+    def open(cls, ranks: Ranks, clock: Clock = SYSTEM_CLOCK) -> Channel:
+        """Collective: rank 0 draws the nonce. A HashStore of this process where there is one rank.
 
-        Raises ConfigError when there are several ranks and no default process group or no `group`, or, on every rank,
-        when the default store cannot be cloned and one of the ranks does not reach rank 0 either.
+        Raises ConfigError, on every rank, when the default store cannot be cloned and one of the ranks does not reach
+        rank 0 either.
         """
-        if world_size == 1:
-            return cls(_hash_store(), rank=rank, world_size=1, clock=clock)
-        ranks = Ranks(rank, world_size, group)
+        if ranks.world_size == 1:
+            return cls(_hash_store(), rank=ranks.rank, world_size=1, clock=clock)
         nonce = ranks.from_first(lambda: secrets.token_hex(8))
         prefix = "/".join(
             (
@@ -87,10 +84,10 @@ class Channel:
         shared, errors = ranks.everywhere(_private.clone_default_store)
         uncloned = [error for error in errors if error is not None]
         if uncloned:
-            log.debug("rank %d: %s", rank, uncloned[0])
+            log.debug("rank %d: %s", ranks.rank, uncloned[0])
             shared = host_store(ranks)
         store = dist.PrefixStore(prefix, shared)  # type: ignore[attr-defined]
-        return cls(store, rank=rank, world_size=world_size, clock=clock, hosted=bool(uncloned))
+        return cls(store, rank=ranks.rank, world_size=ranks.world_size, clock=clock, hosted=bool(uncloned))
 
     def clone(self) -> Channel:
         """The same keys over a connection of its own."""
@@ -158,4 +155,4 @@ def _hash_store() -> Any:
 
 
 def _lost(error: RuntimeError) -> ChannelError:
-    return ChannelError(f"the store shared by the ranks does not answer: {error}")
+    return ChannelError(f"the store shared by the ranks, which rank 0 or a launcher hosts, does not answer: {error}")

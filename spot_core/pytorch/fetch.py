@@ -181,6 +181,7 @@ def _read_chunk(catalogue: Catalogue, blob: Blob, number: int, wishes: Sequence[
     if copies:
         for wish in wishes:
             wish.target[:] = buffers[0][wish.offset - start : wish.offset - start + len(wish.target)]
+    catalogue.progress()
 
 
 def _scatter(start: int, end: int, wishes: Sequence[_Wish]) -> list[memoryview] | None:

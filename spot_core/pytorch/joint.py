@@ -14,8 +14,9 @@ from spot_core.pytorch.pulse import Pulse, Watch
 
 log = logging.getLogger(__name__)
 
-
 _LOOK_S = 1.0
+_HEARD_S = 5.0
+"""For the others to hear of an error, which may end rank 0's process, and the store with it."""
 
 
 class Joint:
@@ -58,6 +59,7 @@ class Joint:
             if self._channel.world_size > 1:
                 self._channel.set(f"j/{number}/0", json.dumps({"word": word, "error": error_to_json(error)}))
             if error is not None:
+                self.settle(_HEARD_S)
                 raise error
             assert word is not None
             return word
@@ -65,6 +67,7 @@ class Joint:
         heard = json.loads(self._wait([f"j/{number}/0"], limit)[0])
         error = error_from_json(heard["error"])
         if error is not None:
+            self.settle(_HEARD_S)
             raise error
         told: dict[str, Any] = heard["word"]
         return told
@@ -80,6 +83,7 @@ class Joint:
             except ChannelTimeout as late:
                 if left_s <= _LOOK_S:
                     raise ChannelTimeout(late.keys, timeout_s) from None
+                self._pulse.tick()  # with open eyes: whoever watches this rank need not think that it is stuck
                 for rank in late.ranks:
                     watches.setdefault(rank, self._pulse.watch(rank)).look()
 

@@ -63,6 +63,7 @@ def load(
     template: Any = None,
     threads: int = 4,
     allow_pickle: bool = False,
+    progress: Callable[[], None] = lambda: None,
 ) -> LoadedState:
     """Read the state that `rank` of `world` needs; every byte is checked against its digest on the way.
 
@@ -72,12 +73,13 @@ def load(
         parameters on a device, or DTensors, which get the box they hold, however the generation was sharded. They are
         in the result where the generation has them. dtypes are converted.
     allow_pickle: also load what was saved as a pickle; it runs code from the generation.
+    progress: called, by any thread, whenever a few megabytes more are read.
 
     Raises CorruptShardError, TornGenerationError or FormatError for damage (try the next older generation; the
     template holds arbitrary values then), ResumeMismatchError for a template of other shapes, StoreError, ConfigError
     for a pickled object without `allow_pickle`.
     """
-    catalogue = Catalogue.read(store, verified, threads=threads)
+    catalogue = Catalogue.read(store, verified, threads=threads, progress=progress)
     if catalogue.shared_tree is None:
         raise FormatError(f"The {catalogue.where} holds no training state: it was written by something else.")
     wanted = {} if template is None else split(template, droppable=("",)).tensors

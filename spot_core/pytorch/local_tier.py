@@ -26,11 +26,7 @@ _PIECE = 32 << 20
 
 def gather(tier: LocalTier, ranks: Ranks) -> list[Candidate]:
     """Collective: on every rank the same local generations that the machines hold together, newest first."""
-    held: list[Any] = [tier.holdings()]
-    if ranks.world_size > 1:
-        held = [None] * ranks.world_size
-        dist.all_gather_object(held, tier.holdings(), group=ranks.group)
-    return candidates(held, tier.run_id)
+    return candidates(ranks.gather(tier.holdings()), tier.run_id)
 
 
 def fill(tier: LocalTier, ranks: Ranks, candidate: Candidate) -> None:
@@ -52,12 +48,14 @@ def fill(tier: LocalTier, ranks: Ranks, candidate: Candidate) -> None:
                 tier.store.get_ranges(ref.key, [(0, [memoryview(data)])])
             except StoreError as error:
                 log.warning("spot: rank %d cannot read %s for the others: %s", ranks.rank, ref.key, error)
-        for piece in _pieces(data, ref.size):
-            dist.broadcast(piece, src=dist.get_global_rank(ranks.group, owners[0]), group=ranks.group)  # type: ignore[arg-type]
+        with ranks.met():
+            for piece in _pieces(data, ref.size):
+                dist.broadcast(piece, src=dist.get_global_rank(ranks.group, owners[0]), group=ranks.group)  # type: ignore[arg-type]
         if not mine:
             _put(tier, ref.key, data)
     # Ranks of one machine get the same objects: nobody reads before the one that writes is done.
-    dist.barrier(group=ranks.group)
+    with ranks.met():
+        dist.barrier(group=ranks.group)
 
 
 def bring(live: Live, number: int, word: Mapping[str, Any]) -> None:

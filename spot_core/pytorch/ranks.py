@@ -1,16 +1,37 @@
-"""Plain collectives over the session's own gloo group, for the start of a life: objects and errors reach every rank."""
+"""Plain collectives over the session's own gloo group, for the start of a life: objects and errors reach every rank.
+
+A rank that does not come to one would hold up the others in it until the group's time-out, and nobody could say which
+rank it is. So they come to `place` first, where the session has one.
+"""
 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol, TypeVar
 
 import torch.distributed as dist
 
 from spot_core.errors import ConfigError, SpotError
 
 T = TypeVar("T")
+
+
+class Place(Protocol):
+    """Where ranks wait for each other, as `arrival.Meeting`."""
+
+    def tick(self) -> None:
+        """This rank gets further."""
+
+    def meet(self) -> None:
+        """All have come; raises RestoreError, naming who does not."""
+
+    def left(self) -> None:
+        """The collective is over."""
+
+    def close(self) -> None:
+        """There will be no other."""
 
 
 class Ranks:
@@ -28,6 +49,27 @@ class Ranks:
             if dist.get_world_size(group) != world_size or dist.get_rank(group) != rank:
                 raise ConfigError(f"the group has other ranks than rank={rank}, world_size={world_size} say")
         self.rank, self.world_size, self.group = rank, world_size, group
+        self.place: Place | None = None
+
+    def tick(self) -> None:
+        """This rank gets further with what the others wait for."""
+        if self.place is not None:
+            self.place.tick()
+
+    def part(self) -> None:
+        """No rank will be waited for any more."""
+        if self.place is not None:
+            self.place.close()
+        self.place = None
+
+    @contextmanager
+    def met(self) -> Iterator[None]:
+        """For a collective of all ranks inside. Raises RestoreError, naming a rank that does not come."""
+        if self.place is not None:
+            self.place.meet()
+        yield
+        if self.place is not None:
+            self.place.left()
 
     def from_first(self, do: Callable[[], T]) -> T:
         """Collective: what `do` gave on rank 0, on every rank; or what it raised, on every rank."""
@@ -37,7 +79,8 @@ class Ranks:
         if self.rank == 0:
             word = list(_tried(do))
         assert self.group is not None
-        dist.broadcast_object_list(word, src=dist.get_global_rank(self.group, 0), group=self.group)
+        with self.met():
+            dist.broadcast_object_list(word, src=dist.get_global_rank(self.group, 0), group=self.group)
         value, error = word
         if error is not None:
             raise error
@@ -47,11 +90,16 @@ class Ranks:
     def everywhere(self, do: Callable[[], T]) -> tuple[T | None, list[BaseException | None]]:
         """Collective: every rank does `do`; this rank's result, and by rank what was raised."""
         value, error = _tried(do)
-        errors: list[BaseException | None] = [error]
+        return value, self.gather(error)
+
+    def gather(self, mine: Any) -> list[Any]:
+        """Collective: by rank what each gave."""
+        found: list[Any] = [mine]
         if self.world_size > 1:
-            errors = [None] * self.world_size
-            dist.all_gather_object(errors, error, group=self.group)
-        return value, errors
+            found = [None] * self.world_size
+            with self.met():
+                dist.all_gather_object(found, mine, group=self.group)
+        return found
 
     def together(self, do: Callable[[], T]) -> T:
         """Collective: every rank does `do`; when one fails, its error is raised on every rank (the lowest rank's)."""

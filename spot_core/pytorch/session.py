@@ -142,11 +142,11 @@ class Session:
 
         Raises StoreError when the store could not be read (never taken for "no checkpoint") or did not permit what a
         run needs, ResumeMismatchError from `check`, RestoreError on all ranks that came when another one did not within
-        `patience.arrive_s`, which it names, RestoreError when generations exist and none of them could be
-        loaded.
+        `patience.arrive_s`, dies or gets stuck on the way, which it names, RestoreError when generations exist and none
+        of them could be loaded.
         """
         ranks = self._ranks
-        arrive(ranks, self._patience.arrive_s, self._clock)
+        ranks.place = arrive(ranks, self._patience.arrive_s, self._patience.silent_s, self._clock)
         self._ready.access()
         search = Search(
             self._run,
@@ -158,6 +158,7 @@ class Session:
                 world=ranks.world_size,
                 template=template() if callable(template) else template,
                 allow_pickle=self._settings.allow_pickle,
+                progress=ranks.tick,
             ),
             self._check,
             self._settings.local,
@@ -191,7 +192,7 @@ class Session:
         ranks = self._ranks
         life, writers, local, refers = claim_life(self._run, self._settings, ranks, self._resumed)
         self._held = self._held if refers else {}
-        channel = Channel.open(rank=ranks.rank, world_size=ranks.world_size, group=ranks.group, clock=self._run.clock)
+        channel = Channel.open(ranks, clock=self._run.clock)
         ranks.together(lambda: self._come_alive(life, channel, writers, local))
         if ranks.rank == 0:
             where = None
@@ -200,6 +201,7 @@ class Session:
             announce(self._run.uri, None if self._resumed is None else self._resumed.id, life, local=where)
         if self._resumed is not None and self._from_local and not self._durable:
             self._bring(ranks.from_first(lambda: self._leading().take_up()))
+        ranks.part()
         if state_bytes is not None:
             self.reserve(state_bytes)
 
@@ -496,6 +498,7 @@ class Session:
         if self._closed or os.getpid() != self._pid:
             return
         self._closed = True
+        self._ranks.part()
         live = self._live
         if live is None:
             return

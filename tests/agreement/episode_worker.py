@@ -20,6 +20,7 @@ import torch.distributed as dist
 from spot_core.pytorch.agree import FreezeAgreement, Request
 from spot_core.pytorch.channel import Channel, ChannelTimeout
 from spot_core.pytorch.lagged import LaggedAgreement
+from spot_core.pytorch.ranks import Ranks
 
 torch.set_num_threads(1)
 
@@ -83,7 +84,7 @@ def main():
     plain = Channel(dist.PrefixStore("test", store.clone()), rank=rank, world_size=world)
     rng = random.Random(1000 * scenario["seed"] + rank)
     for number in range(scenario["episodes"]):
-        channel = Channel.open(rank=rank, world_size=world, group=group)
+        channel = Channel.open(Ranks(rank, world, group))
         channel_for_test = Proxy(channel, plain)
         seen, agreement = episode(number, rank, scenario, channel_for_test, group, signals, rng)
         plain.set(f"out/{number}/{rank}", json.dumps(seen))

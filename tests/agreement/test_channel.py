@@ -12,6 +12,7 @@ from spot_core.pytorch.channel import Channel, ChannelError, ChannelTimeout
 from spot_core.pytorch.hosted import _join
 from spot_core.pytorch.joint import Joint
 from spot_core.pytorch.pulse import Pulse
+from spot_core.pytorch.ranks import Ranks
 
 
 @pytest.fixture
@@ -54,7 +55,7 @@ def test_the_first_writer_wins_on_every_rank(pair: tuple[Channel, Channel]) -> N
 
 
 def test_one_rank_has_a_store_of_its_own() -> None:
-    one, other = (Channel.open(rank=0, world_size=1) for _ in range(2))
+    one, other = (Channel.open(Ranks(0, 1, None)) for _ in range(2))
     one.set("k", "v")
     assert one.clone().get("k") == "v"
     assert not other.has("k")
@@ -62,7 +63,7 @@ def test_one_rank_has_a_store_of_its_own() -> None:
 
 def test_several_ranks_need_a_process_group() -> None:
     with pytest.raises(ConfigError, match="gloo group"):
-        Channel.open(rank=0, world_size=2)
+        Channel.open(Ranks(0, 2, None))
 
 
 def test_a_store_whose_host_is_gone_is_an_error_of_ours() -> None:

@@ -8,6 +8,7 @@ import torch.distributed as dist
 
 from spot_core.pytorch.agree import Agreed, FreezeAgreement, Request
 from spot_core.pytorch.channel import Channel
+from spot_core.pytorch.ranks import Ranks
 
 WORLD = 3
 
@@ -151,7 +152,7 @@ def test_a_silent_rank_0_ends_in_an_abort_too():
 
 
 def test_one_rank_runs_the_same_code():
-    agreement = FreezeAgreement(Channel.open(rank=0, world_size=1))
+    agreement = FreezeAgreement(Channel.open(Ranks(0, 1, None)))
     try:
         assert agreement.boundary(1) is None
         agreement.request(Request("save"))

@@ -26,6 +26,7 @@ from rich.table import Table
 from spot_core.pytorch.agree import FreezeAgreement
 from spot_core.pytorch.channel import Channel
 from spot_core.pytorch.lagged import LaggedAgreement
+from spot_core.pytorch.ranks import Ranks
 
 ROOT = Path(__file__).parents[2]
 TURNS = 5
@@ -38,7 +39,7 @@ def measure(rank: int, world: int, port: int, steps: int) -> dict[str, Any]:
     store = dist.TCPStore("127.0.0.1", port, world, False, timeout=timedelta(seconds=60))
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
     group, side = dist.new_group(backend="gloo"), dist.new_group(backend="gloo")
-    freeze = FreezeAgreement(Channel.open(rank=rank, world_size=world, group=group))
+    freeze = FreezeAgreement(Channel.open(Ranks(rank, world, group)))
     lagged = LaggedAgreement(side)
     flag = torch.zeros(1, dtype=torch.int32)
     kinds: dict[str, Callable[[int], object]] = {
