@@ -139,10 +139,11 @@ def _set_environment(args: argparse.Namespace, settings: Settings, note: Path) -
     if explicit is None:
         os.environ.setdefault(ENV_SHUTDOWN, str(math.ceil(settings.grace_s)))
         explicit = int(os.environ[ENV_SHUTDOWN])
-    if args.max_restarts > 0:
+    if args.max_restarts > 0 or ":" in args.nnodes:
         # Restarted workers otherwise find the store of the attempt before, with its keys: new process groups then
-        # meet dead peers and hang (pytorch issues 135712 and 135957).
+        # meet dead peers and hang (pytorch issues 135712 and 135957), and an agent that joins never learns of it.
         os.environ.setdefault(ENV_OWN_STORE, "1")
+    if args.max_restarts > 0:
         _log.warning(
             "--max-restarts %d: workers that crash are restarted on this machine, also when it is about to go; on "
             "spot machines let the orchestrator restart the job.",

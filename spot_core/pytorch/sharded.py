@@ -29,7 +29,8 @@ __all__ = ["as_shard", "model_state", "optimizer_state", "put_model_state", "put
 def reshard(model: nn.Module) -> None:
     """Let go of the parameters that `fully_shard` has gathered: an evaluation leaves some of them so.
 
-    Until then the model's parameters are not the optimizer's. Other models are left alone.
+    Until then the model's parameters are not the optimizer's. Other models are left alone. A model's own state is in
+    shards in any case: torch sees to that.
     """
     for module in model.modules():
         if isinstance(module, FSDPModule):
@@ -38,7 +39,6 @@ def reshard(model: nn.Module) -> None:
 
 def model_state(model: nn.Module) -> dict[str, Any]:
     """Parameters and buffers by name, without the names that wrappers add."""
-    reshard(model)
     return dict(get_model_state_dict(model, options=_options()))
 
 
@@ -50,7 +50,6 @@ def optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[
 
 def put_model_state(model: nn.Module, state: Mapping[str, Any], *, strict: bool = True) -> None:
     """Make `state`, which may be the filled result of `model_state`, the model's."""
-    reshard(model)
     set_model_state_dict(model, dict(state), options=_options(strict=strict))
 
 

@@ -102,6 +102,10 @@ def main() -> None:
                 optimizer.zero_grad()
                 scheduler.step()
                 state["step"] += 1
+                model.eval()
+                with torch.no_grad():
+                    model(x)  # after which a sharded model has gathered parameters, which its optimizer does not know
+                model.train()
                 with (out / f"{args.start}-rank{rank}.jsonl").open("a") as file:
                     row = {"step": state["step"], "ids": ids.tolist(), "loss": float(loss.detach())}
                     file.write(json.dumps({**row, "lr": optimizer.param_groups[0]["lr"]}) + "\n")

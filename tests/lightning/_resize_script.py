@@ -13,6 +13,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, get_optimizer_state_dict
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, Sampler, WeightedRandomSampler
 
 from lightning_spot import ResumableDataModule, SpotCallback
 from spot_core.run import Run
@@ -36,6 +37,40 @@ class Items(Dataset[Any]):
 
     def __getitem__(self, index: int) -> Any:
         return torch.sin(torch.arange(1.0, 5.0) * index), index
+
+
+class Buckets(Sampler[list[int]]):
+    """Batches of samples of like length, another order in each epoch, shared out to the ranks: in nobody's list of
+    samplers. With `draws` by torch's global generator, for one rank."""
+
+    def __init__(self, rank: int, ranks: int, size: int = 4, *, draws: bool = False) -> None:
+        self.rank, self.ranks, self.size, self.draws, self.epoch = rank, ranks, size, draws, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return SAMPLES // self.size // self.ranks
+
+    def __iter__(self) -> Iterator[list[int]]:
+        generator = None if self.draws else torch.Generator().manual_seed(self.epoch)
+        by_length = sorted(range(SAMPLES), key=lambda index: (index % 7, index))  # the "length" of a sample
+        batches = [by_length[at : at + self.size] for at in range(0, SAMPLES, self.size)]
+        order = torch.randperm(len(self) * self.ranks, generator=generator).tolist()
+        yield from (batches[number] for number in order[self.rank :: self.ranks])
+
+
+def loader(data: str, rank: int, ranks: int) -> DataLoader[Any]:
+    if data in ("buckets", "drawn buckets"):
+        return DataLoader(Items(), batch_sampler=Buckets(rank, ranks, draws=data != "buckets"))
+    if data == "weighted":
+        generator = torch.Generator().manual_seed(rank)
+        weighted = WeightedRandomSampler([1.0 + i % 5 for i in range(SAMPLES)], SAMPLES // ranks, generator=generator)
+        return DataLoader(Items(), batch_size=4, sampler=weighted)
+    if data == "drawn weighted":
+        weighted = WeightedRandomSampler([1.0 + i % 5 for i in range(SAMPLES)], SAMPLES // ranks)
+        return DataLoader(Items(), batch_size=4, sampler=weighted)
+    return DataLoader(Items(), batch_size=4, shuffle=True)
 
 
 class Global(ResumableDataModule):
@@ -163,6 +198,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=5)
     parser.add_argument("--resumable", action="store_true")
     parser.add_argument("--on-resize")
+    parser.add_argument("--data", default="shuffled")
     parser.add_argument("--pace", type=float, default=0.0, help="seconds for each batch")
     args = parser.parse_args()
     nodes = 1
@@ -194,13 +230,14 @@ def main() -> None:
         enable_progress_bar=False,
         enable_model_summary=False,
         num_sanity_val_steps=0,
+        use_distributed_sampler=args.data == "shuffled",
     )
     if args.resumable:
         data = Global(batch_size=4, seed=args.seed)
         data.val_dataset = Items  # type: ignore[method-assign]
         trainer.fit(model, datamodule=data)
     else:
-        train = DataLoader(Items(), batch_size=4, shuffle=True)
+        train = loader(args.data, trainer.global_rank, args.devices * nodes)
         trainer.fit(model, train, DataLoader(Items(), batch_size=16))
 
 
