@@ -18,7 +18,7 @@ import _shards_on_cpu  # noqa: F401
 import torch
 from _averaged import Averaged
 from accelerate import Accelerator, FullyShardedDataParallelPlugin
-from accelerate.utils import set_seed
+from accelerate.utils import ParallelismConfig, set_seed
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, get_optimizer_state_dict
 from torch.utils.data import DataLoader
 
@@ -48,10 +48,15 @@ def main():
     parser.add_argument("--kill", action="store_true", help="all of it, instead of telling rank 0")
     parser.add_argument("--seldom", type=int, default=8)
     parser.add_argument("--accumulate", type=int, default=1)
+    parser.add_argument("--replicate", type=int, default=1, help="groups of processes, each with all shards (HSDP)")
     args = parser.parse_args()
     torch.set_num_threads(1)
+    ranks = int(os.environ["WORLD_SIZE"])
     accelerator = Accelerator(
         cpu=True,
+        parallelism_config=ParallelismConfig(
+            dp_replicate_size=args.replicate, dp_shard_size=ranks // args.replicate
+        ) if args.replicate > 1 else None,
         fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2, cpu_ram_efficient_loading=True),
         gradient_accumulation_steps=args.accumulate,
     )

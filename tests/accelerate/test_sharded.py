@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,27 @@ def test_another_number_of_processes(tmp_path: Path) -> None:
     got, want = (end(folder, run) for folder, run in ((out, run), (control, tmp_path / "control-run")))
     for name, value in want.items():
         torch.testing.assert_close(got[name], value, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_shards_in_two_groups_of_processes(tmp_path: Path) -> None:
+    """HSDP, two by two: killed and told, the same; then two processes without groups. (Shards that both groups had
+    written would not load.)"""
+    control, out, run = tmp_path / "control", tmp_path / "out", tmp_path / "run"
+    options: tuple[Any, ...] = ("--replicate", 2)
+    assert start(control, *options, run=tmp_path / "control-run", processes=4, script=OWN) == [0] * 4
+    assert start(out, *options, "--after", 2, run=run, processes=4, script=OWN) == [143] * 4
+    saved = newest(run)
+    killed = start(out, *options, "--after", 3, "--kill", run=run, processes=4, script=OWN, interval="1 steps")
+    assert killed == [-9] * 4
+    assert_same(begun(out, 1), relevant(saved), "loaded")
+    assert start(out, *options, "--after", 3, run=run, processes=4, script=OWN) == [143] * 4
+    left, saved = tmp_path / "left", newest(run)
+    shutil.copytree(run, left)
+    assert start(out, *options, run=run, processes=4, script=OWN) == [0] * 4
+    assert_continued(out, control, ranks=4, lost=None)
+    assert start(tmp_path / "two", "--accumulate", 2, "--after", 1, run=left, processes=2, script=OWN) == [143] * 2
+    assert_same(begun(tmp_path / "two", 0), relevant(saved), "loaded by two")
 
 
 @pytest.mark.slow

@@ -45,8 +45,8 @@ def test_the_optimizers_state_is_known_by_the_models_names(evaluated: tuple[nn.M
 def test_a_state_is_put_back(evaluated: tuple[nn.Module, torch.optim.Optimizer]) -> None:
     model, optimizer = evaluated
     saved = {name: value.detach().clone() for name, value in sharded.model_state(model).items()}
-    moments = {name: each["exp_avg"].clone() for name, each in sharded.optimizer_state(model, optimizer)["state"].items()}
     state = sharded.optimizer_state(model, optimizer)
+    moments = {name: each["exp_avg"].clone() for name, each in state["state"].items()}
     model(torch.ones(4, 2)).sum().backward()
     optimizer.step()
     with torch.no_grad():
