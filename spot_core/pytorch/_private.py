@@ -5,7 +5,6 @@ tests/pytorch/test_private.py fails when one of them vanishes.
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -13,8 +12,6 @@ from torch.utils.data import DataLoader, IterDataPipe, MapDataPipe
 
 from spot_core.errors import ConfigError
 
-_STORE_ANSWERS = timedelta(seconds=60)
-"""Bounds each request: a store whose host hangs would otherwise hold a rank up as long as a collective may take."""
 _DEEPEST = 1000  # steps of a stream's making
 
 
@@ -67,9 +64,7 @@ def clone_default_store() -> Any:
 
     store: Any = distributed_c10d._get_default_store()
     try:
-        clone = store.clone()
-        clone.set_timeout(_STORE_ANSWERS)
-        return clone
+        return store.clone()
     except (AttributeError, RuntimeError) as error:
         raise ConfigError(f"the store of the default process group cannot be cloned: {error}") from error
 

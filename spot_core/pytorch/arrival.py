@@ -6,7 +6,6 @@ import itertools
 import json
 import logging
 import math
-import os
 import secrets
 import threading
 from collections import defaultdict
@@ -94,8 +93,7 @@ def arrive(ranks: Ranks, timeout_s: float, silent_s: float, clock: Clock) -> Mee
         return None
     assert ranks.group is not None
     members = ",".join(map(str, dist.get_process_group_ranks(ranks.group)))
-    attempt = f"{os.environ.get('TORCHELASTIC_RUN_ID', 'none')}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
-    prefix = f"spot/arrival/{attempt}/{members}/{next(_meetings[members])}"
+    prefix = f"spot/arrival/{members}/{next(_meetings[members])}"
     channel = _channel(prefix, store, ranks, clock)
     call, missing = _call(channel, timeout_s) if ranks.rank == 0 else _answer(channel, timeout_s + _SLACK_S)
     if missing:

@@ -4,31 +4,35 @@ It runs over a clone of the default c10d store, or over a store of rank 0's own 
 has its own connection: a thread that waits on a shared client blocks every other user of it for seconds. Waiting is
 polling `check()`, because `TCPStore.wait` and `multi_get` print C++ warnings each time a timeout passes.
 
-Keys begin with ``spot/<torchrun id>/<restart count>/<nonce>``: torchrun's in-place restarts keep the store and the keys
-of the earlier attempt, and a second session in one process must not read the first one's.
+Keys begin with ``spot/<nonce>``: torchrun's in-place restarts may keep the store and the keys of the earlier attempt,
+and a second session in one process must not read the first one's. (Its restart count would not do: agents that joined
+at different times count differently.)
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import secrets
 import threading
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 
 from spot_core.clock import SYSTEM_CLOCK, Clock
 from spot_core.errors import SpotError
 from spot_core.pytorch import _private
+from spot_core.pytorch.asking import Asking
 from spot_core.pytorch.hosted import host_store
 from spot_core.pytorch.ranks import Ranks
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 _FIRST_PAUSE_S = 0.0005
 _LONGEST_PAUSE_S = 0.02
+_ANSWER_S = 60.0
 
 
 class ChannelError(SpotError):
@@ -48,15 +52,25 @@ class ChannelTimeout(ChannelError, TimeoutError):
 class Channel:
     """Set, get and wait for keys. Threads may share one channel; a thread that polls all the time takes a `clone()`.
 
+    A store that does not answer raises ChannelError after a minute; but one that the host keeps silent about for ever
+    holds up a clone, which has the thread to itself (`guarded` False).
     By convention a key that one rank sets ends in ``/<rank>``, so that a timeout can name the rank.
 
     `hosted` says that the store lives in rank 0's process, for want of one that could be cloned.
     """
 
     def __init__(
-        self, store: Any, *, rank: int, world_size: int, clock: Clock = SYSTEM_CLOCK, hosted: bool = False
+        self,
+        store: Any,
+        *,
+        rank: int,
+        world_size: int,
+        clock: Clock = SYSTEM_CLOCK,
+        hosted: bool = False,
+        guarded: bool = True,
     ) -> None:
         self._store = store
+        self._asking = Asking(_ANSWER_S) if guarded and world_size > 1 else None
         self.clock = clock
         self.rank = rank
         self.world_size = world_size
@@ -72,62 +86,47 @@ class Channel:
         if ranks.world_size == 1:
             return cls(_hash_store(), rank=ranks.rank, world_size=1, clock=clock)
         nonce = ranks.from_first(lambda: secrets.token_hex(8))
-        prefix = "/".join(
-            (
-                "spot",
-                os.environ.get("TORCHELASTIC_RUN_ID", "none"),
-                os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"),
-                nonce,
-            )
-        )
         shared: Any
         shared, errors = ranks.everywhere(_private.clone_default_store)
         uncloned = [error for error in errors if error is not None]
         if uncloned:
             log.debug("rank %d: %s", ranks.rank, uncloned[0])
             shared = host_store(ranks)
-        store = dist.PrefixStore(prefix, shared)  # type: ignore[attr-defined]
+        store = dist.PrefixStore(f"spot/{nonce}", shared)  # type: ignore[attr-defined]
         return cls(store, rank=ranks.rank, world_size=ranks.world_size, clock=clock, hosted=bool(uncloned))
 
     def clone(self) -> Channel:
-        """The same keys over a connection of its own."""
+        """The same keys over a connection of its own, for a thread of its own."""
         store = self._store.clone()
-        return Channel(store, rank=self.rank, world_size=self.world_size, clock=self.clock, hosted=self.hosted)
+        return Channel(
+            store, rank=self.rank, world_size=self.world_size, clock=self.clock, hosted=self.hosted, guarded=False
+        )
 
     def set(self, key: str, value: str) -> None:
-        try:
-            self._store.set(key, value)
-        except RuntimeError as error:
-            raise _lost(error) from error
+        self._ask(lambda: self._store.set(key, value))
 
     def set_if_absent(self, key: str, value: str) -> str:
         """Set `key` unless it is set; returns the value it has now, on every rank the same."""
-        try:
-            return bytes(self._store.compare_set(key, "", value)).decode()
-        except RuntimeError as error:
-            raise _lost(error) from error
+        return bytes(self._ask(lambda: self._store.compare_set(key, "", value))).decode()
 
     def has(self, *keys: str) -> bool:
         """True when all `keys` are set."""
-        try:
-            return bool(self._store.check(list(keys)))
-        except RuntimeError as error:
-            raise _lost(error) from error
+        return bool(self._ask(lambda: self._store.check(list(keys))))
 
     def missing(self, keys: Iterable[str]) -> list[str]:
         return [key for key in keys if not self.has(key)]
 
     def get(self, key: str) -> str:
         """The value of a key that is set; one that is not would block until the store's own timeout."""
-        try:
-            return bytes(self._store.get(key)).decode()
-        except RuntimeError as error:
-            raise _lost(error) from error
+        return bytes(self._ask(lambda: self._store.get(key))).decode()
 
     def delete(self, keys: Iterable[str]) -> None:
+        for key in keys:
+            self._ask(lambda key=key: self._store.delete_key(key))  # type: ignore[misc]
+
+    def _ask(self, do: Callable[[], T]) -> T:
         try:
-            for key in keys:
-                self._store.delete_key(key)
+            return do() if self._asking is None else self._asking.ask(do)
         except RuntimeError as error:
             raise _lost(error) from error
 
