@@ -7,6 +7,7 @@ their targets, the rest in a scratch buffer, and one pass over both checks the d
 from __future__ import annotations
 
 import math
+import mmap
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
@@ -166,7 +167,7 @@ def _read_chunk(catalogue: Catalogue, blob: Blob, number: int, wishes: Sequence[
     buffers = _scatter(start, end, wishes) if len(wishes) <= _MANY else None
     copies = buffers is None
     if buffers is None:
-        buffers = [memoryview(bytearray(end - start))]
+        buffers = [_scratch(end - start)]
     place = f"chunk {number} (bytes {start} to {end}) of {blob.ref.key}, written by rank {blob.rank}"
     try:
         catalogue.store.get_ranges(blob.ref.key, [(start, buffers)], threads=1)
@@ -192,9 +193,14 @@ def _scatter(start: int, end: int, wishes: Sequence[_Wish]) -> list[memoryview] 
         if wish.offset < at:
             return None
         if wish.offset > at:
-            buffers.append(memoryview(bytearray(wish.offset - at)))
+            buffers.append(_scratch(wish.offset - at))
         buffers.append(wish.target)
         at = wish.offset + len(wish.target)
     if at < end:
-        buffers.append(memoryview(bytearray(end - at)))
+        buffers.append(_scratch(end - at))
     return buffers
+
+
+def _scratch(size: int) -> memoryview:
+    """Memory that the system gets back with the last reference: malloc keeps some of what each thread gave back."""
+    return memoryview(mmap.mmap(-1, size))

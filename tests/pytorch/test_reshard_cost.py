@@ -21,7 +21,10 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.slow
 def test_four_ranks_load_what_one_saved(tmp_path: Path) -> None:
-    """Rows of each tensor. Chunks are checked whole: a shard begins and ends in chunks that it needs in part."""
+    """Rows of each tensor. Chunks are checked whole: a shard begins and ends in chunks that it needs in part.
+
+    Beside the shard a load takes some 30 MB of libraries, whatever the shard, and chunks that are needed in part.
+    """
     run = Run.open(tmp_path / "run")
     with Session(run, Settings(sources="none", writer="thread", preflight=False)) as session:
         session.resume()
@@ -36,3 +39,4 @@ def test_four_ranks_load_what_one_saved(tmp_path: Path) -> None:
         assert said["shard"] == TENSORS * tensor(0).nbytes // WORLD
         assert said["shard"] <= said["read"] <= said["shard"] + 2 * TENSORS * CHUNK_SIZE
         assert said["peak"] < 1.5 * said["shard"], said
+        assert said["peak"] < said["shard"] + 80_000_000, said
