@@ -61,12 +61,26 @@ def test_told_to_stop_anywhere_and_resumed_by_as_many(strategy: str, stop: int, 
     assert_same_run(tmp_path / "o", tmp_path / "c")
 
 
-@pytest.mark.parametrize("strategy", ["fsdp1", "fsdp2"])
-def test_other_ranks_take_over_the_shards(strategy: str, tmp_path: Path) -> None:
-    """Tensors bit-equal after each load (`lives` looks), every step with the samples and learning rate it had."""
+@pytest.mark.parametrize(
+    ("strategy", "worlds", "terms"),
+    [
+        ("fsdp1", [4, 2, 3, 4], [2, 5, 9]),
+        ("fsdp2", [4, 2, 3, 4], [2, 5, 9]),
+        ("tp", [2, 4, 2, 4], [4, 17, 24]),  # all of them share each batch: 18 steps an epoch
+        ("2d", [4, 2, 4, 2], [3, 8, 13]),  # two for the data, one, two, one
+    ],
+)
+def test_other_ranks_take_over_the_shards(
+    strategy: str, worlds: list[int], terms: list[int], tmp_path: Path
+) -> None:
+    """Tensors bit-equal after each load (`lives` looks), every step with the samples and learning rate it had; stopped
+    in epoch 0, later, and at the end of an epoch."""
     args = ("--strategy", strategy)
-    control = lives(tmp_path / "control", tmp_path / "c", [4], [], *args)
-    got = lives(tmp_path / "run", tmp_path / "o", [4, 2, 3, 4], [2, 5, 9], *args)
+    control = lives(tmp_path / "control", tmp_path / "c", worlds[:1], [], *args)
+    got = lives(tmp_path / "run", tmp_path / "o", worlds, terms, *args)
+    if strategy in ("tp", "2d"):  # a batch is in the evidence of each rank that shares it
+        for found in (control, got):
+            found.ids = {step: sorted(set(ids)) for step, ids in found.ids.items()}
     assert_as_the_control(got, control)
     assert_close(tmp_path / "o", tmp_path / "c")
 
