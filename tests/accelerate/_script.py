@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from accelerate import Accelerator, DataLoaderConfiguration
 from accelerate.utils import set_seed
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, Sampler, WeightedRandomSampler
 
 
 class Samples(Dataset):
@@ -36,6 +36,33 @@ class Samples(Dataset):
                 file.write(f"{index}\n")
         noise = random.random() + float(np.random.rand())
         return {"x": torch.randn(4) * 0.1 + index / 10 + noise / 10, "id": index}
+
+
+class Buckets(Sampler):
+    """Batches of samples of like length, drawn in another order in each epoch."""
+
+    batch_size, drop_last = 4, False
+
+    def __init__(self, count):
+        self.by_length = sorted(range(count), key=lambda index: (index % 7, index))
+        self.generator = torch.Generator().manual_seed(3)
+
+    def __len__(self):
+        return len(self.by_length) // self.batch_size
+
+    def __iter__(self):
+        for number in torch.randperm(len(self), generator=self.generator).tolist():
+            yield self.by_length[number * self.batch_size : (number + 1) * self.batch_size]
+
+
+def loader_of(args):
+    data = Samples(args.count, args.reads)
+    if args.data == "buckets":
+        return DataLoader(data, batch_sampler=Buckets(args.count), num_workers=args.workers)
+    if args.data == "weighted":
+        weighted = WeightedRandomSampler([1.0 + index % 5 for index in range(args.count)], args.count)
+        return DataLoader(data, batch_size=4, sampler=weighted, num_workers=args.workers)
+    return DataLoader(data, batch_size=4, shuffle=True, num_workers=args.workers)
 
 
 class Evidence:
@@ -94,6 +121,7 @@ def main():
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--accumulate", type=int, default=1)
     parser.add_argument("--count", type=int, default=32)
+    parser.add_argument("--data", default="shuffled")
     parser.add_argument("--seedable", action="store_true")
     parser.add_argument("--stateful", action="store_true")
     parser.add_argument("--dispatch", action="store_true")
@@ -127,7 +155,7 @@ def main():
     )
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.97**step)
-    train_loader = DataLoader(Samples(args.count, args.reads), batch_size=4, shuffle=True, num_workers=args.workers)
+    train_loader = loader_of(args)
     eval_loader = DataLoader(Samples(16), batch_size=4)
     model, optimizer, train_loader, eval_loader, scheduler = accelerator.prepare(
         model, optimizer, train_loader, eval_loader, scheduler
