@@ -31,7 +31,7 @@ LAUNCH_CONTESTANTS = [
     SPOT,
 ]
 SMALL_TENSORS, SMALL_BYTES = 8000, 250_000_000
-LAUNCH_SAVES = 3
+LAUNCH_SAVES = 8
 MINUTES = 60
 
 app = typer.Typer(add_completion=False)
