@@ -166,10 +166,13 @@ def shards_model(trainer: Any) -> bool:
     return isinstance(trainer.strategy, (strategies.FSDPStrategy, strategies.ModelParallelStrategy))
 
 
-def data_ranks(trainer: Any) -> tuple[int, int]:
-    """(rank, number of ranks) that the data are shared out to; ranks of one tensor-parallel group read the same."""
-    places = getattr(trainer.strategy, "distributed_sampler_kwargs", None) or {}
-    return int(places.get("rank", trainer.global_rank)), int(places.get("num_replicas", trainer.world_size))
+def data_ranks(owner: Any) -> tuple[int, int]:
+    """(rank, number of ranks) that the data of this trainer or Fabric are shared out to.
+
+    Ranks of one tensor-parallel group read the same.
+    """
+    places = getattr(owner.strategy, "distributed_sampler_kwargs", None) or {}
+    return int(places.get("rank", owner.global_rank)), int(places.get("num_replicas", owner.world_size))
 
 
 def launches_workers(trainer: Any) -> bool:
@@ -376,12 +379,6 @@ def fabric_has_engine(fabric: Any) -> bool:
 def fabric_shards(fabric: Any) -> bool:
     """Whether the strategy of this Fabric keeps the model in shards."""
     return _is_named(fabric.strategy, "FSDPStrategy", "ModelParallelStrategy")
-
-
-def fabric_shares_batches(fabric: Any) -> bool:
-    """Whether some ranks of this Fabric read the same batches: tensor parallelism."""
-    places = getattr(fabric.strategy, "distributed_sampler_kwargs", None) or {}
-    return int(places.get("num_replicas", fabric.world_size)) != int(fabric.world_size)
 
 
 def _is_named(value: Any, *names: str) -> bool:

@@ -146,7 +146,7 @@ class Fit:
             check=self._check,
         )
         resumed = self._session.resume(template=None if sharded is None else sharded.template)
-        self._restored = None if resumed is None else Restored(resumed, trainer.global_rank)
+        self._restored = None if resumed is None else Restored(resumed, trainer)
 
     def _check(self, manifest: Manifest) -> None:
         fits.check_same(manifest, self.uri, self._model, "lightning", "SpotCallback")

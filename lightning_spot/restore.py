@@ -18,10 +18,14 @@ log = logging.getLogger(__name__)
 class Restored:
     """One loaded generation, on one rank."""
 
-    def __init__(self, resumed: Resumed, rank: int) -> None:
+    def __init__(self, resumed: Resumed, trainer: Any) -> None:
         state = resumed.state
         local = state.nearest
-        self._state, self._rank, self._own = state, rank, state.local
+        self._state, self._rank = state, int(trainer.global_rank)
+        self._data_rank, ranks = _compat.data_ranks(trainer)
+        # Ranks that read the same data draw alike; those of groups of another size did so with other ranks.
+        alike = state.world_size // local["batches"]["ranks"] == int(trainer.world_size) // ranks
+        self._rng = state.local["rng"] if alike and state.local is not None else None
         self.generation = resumed.generation
         self.finished = resumed.finished
         self.step = int(local["step"])
@@ -50,11 +54,7 @@ class Restored:
 
     def early_rng(self) -> None:
         """First of two times: what is set up before training starts may draw (iterators of a new epoch)."""
-        rng.resume(self._rng, seed=self.local["loaders"]["seed"], step=self.step, rank=self._rank)
-
-    @property
-    def _rng(self) -> Any:
-        return None if self._own is None else self._own["rng"]
+        rng.resume(self._rng, seed=self.local["loaders"]["seed"], step=self.step, rank=self._data_rank)
 
     def when_training_starts(self, trainer: Any, module: Any, loaders_placed: Callable[[], None]) -> None:
         """The rest, after every `on_train_start`, before the first batch is fetched. Random state comes last."""
@@ -68,10 +68,10 @@ class Restored:
         _compat.set_clocks(trainer, local["clocks"], SYSTEM_CLOCK.monotonic())
         if not self.finished:
             self._inside_epoch(trainer, module)
-        if self._own is not None:
-            rng.restore(local["rng"])
+        if self._rng is not None:
+            rng.restore(self._rng)
         else:
-            rng.reseed(local["loaders"]["seed"], self.step, self._rank)
+            rng.reseed(local["loaders"]["seed"], self.step, self._data_rank)
 
     def _buffers_and_gradients(self, module: Any) -> None:
         modules.set_buffers(module, self.local["buffers"])

@@ -47,7 +47,7 @@ class SpotFabric:
 
     Parameters
     ----------
-    fabric: after `launch`; single device, DDP, FSDP or ModelParallel without tensor parallelism (else ConfigError).
+    fabric: after `launch`; single device, DDP, FSDP or ModelParallel (else ConfigError).
     run: folder or URI; None takes SPOT_RUN.
     settings: keywords of `spot_core.config.Settings`; what is left out is taken from SPOT_* variables.
 
@@ -63,14 +63,8 @@ class SpotFabric:
                 "its own.",
                 hint='Use strategy="ddp", "fsdp", a ModelParallelStrategy or a single device.',
             )
-        if _compat.fabric_shares_batches(fabric):
-            raise ConfigError(
-                "SpotFabric does not support tensor parallelism: its places in the data are those of ranks that each "
-                "have batches of their own.",
-                hint="Use ModelParallelStrategy with tensor_parallel_size=1, or the Trainer, where SpotCallback "
-                "supports it.",
-            )
         self._fabric = fabric
+        self._data_rank, self._data_ranks = _compat.data_ranks(fabric)
         self._settings = Settings.from_env(**settings)
         self._uri = fits.resolve_run(run)
         self._seed = int(fabric.broadcast(torch.initial_seed() % 2**62))
@@ -130,8 +124,9 @@ class SpotFabric:
         session.start(state_bytes=mine.expected_bytes())
         if resumed is not None:
             own = resumed.state.local
-            saved = None if own is None or resumed.state.world_size != fabric.world_size else own["rng"]
-            rng.resume(saved, seed=self._seed, step=resumed.step, rank=fabric.global_rank)
+            same = resumed.state.world_size == fabric.world_size and _data_ranks_of(resumed) == self._data_ranks
+            saved = own["rng"] if own is not None and same else None
+            rng.resume(saved, seed=self._seed, step=resumed.step, rank=self._data_rank)
         return resumed is not None
 
     def _put(self, resumed: Resumed, state: MutableMapping[str, Any]) -> None:
@@ -153,14 +148,13 @@ class SpotFabric:
                 f"script made {len(self._wrapped)}.",
                 hint="Make the loaders that the run was started with, in the same order, by SpotFabric.loader.",
             )
-        fabric = self._fabric
         for number, wrapped in enumerate(self._wrapped):
             known = saved[number] if saved else None
             view = resumable(
                 _compat.inside_fabric_loader(wrapped),
                 seed=mix(self._seed, number),
-                rank=fabric.global_rank,
-                world_size=fabric.world_size,
+                rank=self._data_rank,
+                world_size=self._data_ranks,
                 deal=None if known is None or resumed is None else self._deal(known["place"], resumed),
                 by_index=True,
             )
@@ -171,12 +165,12 @@ class SpotFabric:
             self._views.append(view)
 
     def _deal(self, place: Mapping[str, Any], resumed: Resumed) -> Any:
-        saved, world = resumed.state.world_size, self._fabric.world_size
+        saved, world = _data_ranks_of(resumed), self._data_ranks
         if saved != world and self._settings.on_resize == "keep_global_batch":
             raise ConfigError(
-                f"The run was saved by {saved} ranks and is resumed by {world}. A loop of one's own accumulates its "
-                "gradients itself, so SpotFabric cannot keep the global batch.",
-                hint=f"Set on_resize='accept', or start {saved} ranks.",
+                f"The data of the run were shared out to {saved} ranks and are to {world} now. A loop of one's own "
+                "accumulates its gradients itself, so SpotFabric cannot keep the global batch.",
+                hint=f"Set on_resize='accept', or share the data out to {saved} ranks.",
             )
         return deal_of(
             place, on_resize=self._settings.on_resize, saved=saved, world=world, speaks=self._fabric.is_global_zero
@@ -214,6 +208,7 @@ class SpotFabric:
         shared, local = mine.capture()
         local |= {
             "seed": self._seed,
+            "data_ranks": self._data_ranks,
             "loaders": [
                 {"place": view.state_dict(), "passes": _compat.fabric_passes(wrapped)}
                 for view, wrapped in zip(self._views, self._wrapped, strict=True)
@@ -242,3 +237,8 @@ class SpotFabric:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
+
+
+def _data_ranks_of(resumed: Resumed) -> int:
+    """How many ranks the data were shared out to; generations that do not say are of ranks that each had its own."""
+    return int(resumed.state.nearest.get("data_ranks", resumed.state.world_size))

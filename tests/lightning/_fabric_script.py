@@ -21,6 +21,7 @@ from lightning.fabric.strategies import FSDPStrategy, ModelParallelStrategy
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from lightning_spot.spot_fabric import SpotFabric
 from tests.lightning._harness import plain
@@ -37,17 +38,26 @@ class CpuFsdp(FSDPStrategy):
 
 
 def shard(model: nn.Module, mesh: Any) -> nn.Module:
-    for layer in (model[0], model[-1], model):  # type: ignore[index]
-        fully_shard(layer, mesh=mesh["data_parallel"])
+    if mesh["tensor_parallel"].size() > 1:
+        parallelize_module(model, mesh["tensor_parallel"], {"0": ColwiseParallel(), "3": RowwiseParallel()})
+    if mesh["data_parallel"].size() > 1 or mesh["tensor_parallel"].size() == 1:
+        for layer in (model[0], model[-1], model):  # type: ignore[index]
+            fully_shard(layer, mesh=mesh["data_parallel"])
     return model
 
 
 def strategy(kind: str, ranks: int) -> Any:
     if kind == "fsdp1":
         return CpuFsdp(process_group_backend="gloo", use_orig_params=True)
-    if kind == "fsdp2":
-        return ModelParallelStrategy(shard, data_parallel_size=ranks, tensor_parallel_size=1)
+    if kind in ("fsdp2", "tp", "2d"):
+        tensor = tensor_parallel(kind, ranks)
+        return ModelParallelStrategy(shard, data_parallel_size=ranks // tensor, tensor_parallel_size=tensor)
     return "ddp" if ranks > 1 else "auto"
+
+
+def tensor_parallel(kind: str, ranks: int) -> int:
+    """How many ranks share each tensor, and so each batch."""
+    return {"tp": ranks, "2d": 2}.get(kind, 1)
 
 
 def mine(value: Any) -> Any:
@@ -83,8 +93,9 @@ def main() -> None:
     else:
         model = fabric.setup_module(model)
         optimizer = fabric.setup_optimizers(torch.optim.AdamW(model.parameters(), lr=0.02))
-    for seed in (random.seed, np.random.seed, torch.manual_seed):  # each rank draws its own, in the same order of data
-        seed(7 + rank + 10 * int(args.start))
+    group = rank // tensor_parallel(args.strategy, ranks)
+    for seed in (random.seed, np.random.seed, torch.manual_seed):  # ranks with data of their own draw their own
+        seed(7 + group + 10 * int(args.start))
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer.optimizer, 3, 0.9)
     out = Path(args.out)
     out.mkdir(parents=True, exist_ok=True)
@@ -107,7 +118,7 @@ def main() -> None:
                     model(x)  # after which a sharded model has gathered parameters, which its optimizer does not know
                 model.train()
                 with (out / f"{args.start}-rank{rank}.jsonl").open("a") as file:
-                    row = {"step": state["step"], "ids": ids.tolist(), "loss": float(loss.detach())}
+                    row = {"step": state["step"], "ids": ids.tolist(), "x": x.tolist(), "loss": float(loss.detach())}
                     file.write(json.dumps({**row, "lr": optimizer.param_groups[0]["lr"]}) + "\n")
                 if args.term is not None and state["step"] >= args.term:
                     if state["step"] == args.term and rank == ranks - 1:

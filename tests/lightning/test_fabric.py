@@ -131,17 +131,6 @@ def test_an_engine_is_refused_before_anything_is_touched(tmp_path: Path) -> None
     assert not (tmp_path / "run").exists()
 
 
-def test_ranks_that_share_batches_are_refused(tmp_path: Path) -> None:
-    for replicas in (2, 4):
-        strategy = SimpleNamespace(distributed_sampler_kwargs={"num_replicas": replicas, "rank": 0})
-        fabric = SimpleNamespace(strategy=strategy, world_size=4, broadcast=lambda value: value)
-        if replicas == 4:
-            SpotFabric(fabric, tmp_path / "run")
-            continue
-        with pytest.raises(ConfigError, match="tensor parallelism"):
-            SpotFabric(fabric, tmp_path / "run")
-
-
 def test_a_loss_scaler_goes_on(tmp_path: Path) -> None:
     """Its scale is the precision plugin's, which is in no entry of the state."""
     for number in range(2):
