@@ -139,7 +139,7 @@ def _set_environment(args: argparse.Namespace, settings: Settings, note: Path) -
     if explicit is None:
         os.environ.setdefault(ENV_SHUTDOWN, str(math.ceil(settings.grace_s)))
         explicit = int(os.environ[ENV_SHUTDOWN])
-    if args.max_restarts > 0 or ":" in args.nnodes:
+    if args.max_restarts > 0 or _agents_may_vary(args.nnodes):
         # Restarted workers otherwise find the store of the attempt before, with its keys: new process groups then
         # meet dead peers and hang (pytorch issues 135712 and 135957), and an agent that joins never learns of it.
         os.environ.setdefault(ENV_OWN_STORE, "1")
@@ -150,6 +150,14 @@ def _set_environment(args: argparse.Namespace, settings: Settings, note: Path) -
             args.max_restarts,
         )
     return float(explicit)
+
+
+def _agents_may_vary(nnodes: str) -> bool:
+    try:
+        fewest, most = torchrun.parse_min_max_nnodes(nnodes)
+    except (ValueError, RuntimeError) as error:
+        raise ConfigError(f"--nnodes {nnodes}: neither a number nor MIN:MAX.", hint="Give e.g. 2, or 1:2.") from error
+    return bool(fewest < most)
 
 
 def _tie_workers(args: argparse.Namespace, settings: Settings, note: Path, supervisor: Supervisor) -> None:

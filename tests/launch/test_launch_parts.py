@@ -149,6 +149,7 @@ def test_opening_a_run_for_its_record_creates_nothing(tmp_path: Path) -> None:
         (("--grace", "soon"), SystemExit, "--grace"),
         (("--run", "memory://x"), ConfigError, "no other process"),
         (("--run-path",), ConfigError, "--run-path"),
+        (("--nnodes", "1:two"), ConfigError, "--nnodes 1:two"),
         (("--no-python", "-m"), ConfigError, "exclude each other"),
         (("--no-such-option",), SystemExit, "--no-such-option"),
     ],
@@ -167,6 +168,31 @@ def test_wrong_options_are_refused_before_anything_starts(
     with pytest.raises(error) as raised:
         launch.launch([*options, "--", "train.py"], Supervisor())
     assert told in f"{raised.value} {capsys.readouterr().err}"
+
+
+@pytest.mark.parametrize(
+    ("options", "given", "seen"),
+    [
+        (("--nnodes=1:2",), None, "1"),  # an agent that joins would die after a minute
+        (("--nnodes", "2:3"), None, "1"),
+        (("--max-restarts", "1"), None, "1"),  # keys of dead workers would be met again
+        (("--nnodes=2", "--node-rank=0"), None, None),
+        ((), None, None),  # torch's "1:1"
+        (("--nnodes=1:2",), "0", "0"),  # somebody decided
+    ],
+)
+def test_agents_that_come_and_go_share_no_store_with_the_workers(
+    options: tuple[str, ...], given: str | None, seen: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from spot_core.pytorch import launch
+
+    name = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
+    clean = {k: v for k, v in os.environ.items() if k not in (name, "SPOT_RUN")}
+    monkeypatch.setattr(os, "environ", clean | ({} if given is None else {name: given}))
+    found: list[str | None] = []
+    monkeypatch.setattr(launch.torchrun, "run", lambda args: found.append(os.environ.get(name)))
+    assert launch.launch([*options, "--", "train.py"], Supervisor()) == 0
+    assert found == [seen]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""`torchrun --nnodes=1:2`: an agent is lost, and another one comes; the training goes on with what there is."""
+"""`--nnodes=1:2`: an agent is lost, and another one comes; the training goes on with what there is."""
 
 from __future__ import annotations
 
@@ -24,16 +24,20 @@ pytestmark = [pytest.mark.dist, pytest.mark.slow, pytest.mark.timeout(900)]
 PATIENCE_S = 240.0
 
 
-class Agents:
-    """torchrun's agents of one job, each as on a node of its own; the first one is the meeting point."""
+LAUNCHERS = {"torchrun": "torch.distributed.run", "spot launch": "spot_core.cli launch"}
 
-    def __init__(self, folder: Path, *args: str) -> None:
+
+class Agents:
+    """A launcher's agents of one job, each as on a node of its own; the first one is the meeting point."""
+
+    def __init__(self, launcher: str, folder: Path, *args: str) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             where = f"127.0.0.1:{probe.getsockname()[1]}"
         self._folder, self._running = folder, list[subprocess.Popen[bytes]]()
         self._command = [
-            *(sys.executable, "-m", "torch.distributed.run", "--nnodes=1:2", "--nproc-per-node=1", "--max-restarts=3"),
+            *(sys.executable, "-m", *LAUNCHERS[launcher].split()),
+            *("--nnodes=1:2", "--nproc-per-node=1", "--max-restarts=3"),
             *("--rdzv-backend=c10d", "--rdzv-id=elastic", f"--rdzv-endpoint={where}", "--monitor-interval=0.2"),
             "--local-addr=127.0.0.1",
         ]
@@ -41,7 +45,9 @@ class Agents:
             *(str(SCRIPT), "--folder", str(folder / "run"), "--out", str(folder / "o"), *args),
         ]
         self._env = {k: v for k, v in os.environ.items() if not k.startswith(("SPOT_", "TORCHELASTIC_", "PET_"))}
-        self._env |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+        self._env |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+        if launcher == "torchrun":  # `spot launch` sees to it
+            self._env["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
 
     def begin(self) -> subprocess.Popen[bytes]:
         log = (self._folder / f"agent-{len(self._running)}.log").open("ab")
@@ -77,8 +83,8 @@ class Agents:
 
 
 @contextmanager
-def agents(folder: Path, *args: str) -> Iterator[Agents]:
-    made = Agents(folder, *args)
+def agents(launcher: str, folder: Path, *args: str) -> Iterator[Agents]:
+    made = Agents(launcher, folder, *args)
     try:
         yield made
     finally:
@@ -110,20 +116,32 @@ def counted(out: Path) -> dict[int, tuple[list[int], float, int]]:
     return found
 
 
-def test_an_agent_is_lost_and_another_one_comes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_an_agent_is_lost_and_another_one_comes(launcher: str, tmp_path: Path) -> None:
     control = lives(tmp_path / "control", tmp_path / "c", [2], [])
     out = tmp_path / "o"
 
     def trained(ranks: int, steps: int) -> Callable[[], bool]:
         return lambda: len({row["step"] for _, row in rows(out) if row["ranks"] == ranks}) >= steps
 
-    with agents(tmp_path, "--every", "2 steps", "--pace", "0.4") as job:
+    args = ("--every", "2 steps", "--pace", "0.4")
+    with agents(launcher, tmp_path, *args) as job:
         first, second = job.begin(), job.begin()
         job.wait_until(trained(2, 4))
         job.lose(second)
         job.wait_until(trained(1, 3))
         third = job.begin()
-        assert (first.wait(PATIENCE_S), third.wait(PATIENCE_S)) == (0, 0), job.said()
+        codes = first.wait(PATIENCE_S), third.wait(PATIENCE_S)
+        said = job.said()
+    if launcher == "spot launch":  # the group that stops for the new agent asks its orchestrator to start all again
+        assert codes[0] == 143, said
+        assert "Stopped cleanly at step" in said
+        assert codes[1] != 0, said
+        with agents(launcher, tmp_path, *args) as job:
+            again = job.begin(), job.begin()
+            codes = again[0].wait(PATIENCE_S), again[1].wait(PATIENCE_S)
+            said = job.said()
+    assert codes == (0, 0), said
     got = counted(out)
     assert {step: ids for step, (ids, _, _) in got.items()} == control.ids
     assert {step: rate for step, (_, rate, _) in got.items()} == control.lr
