@@ -1,6 +1,7 @@
-"""One of four ranks that load what one rank saved: `python -m tests.pytorch.reshard_rank RANK RUN`; prints JSON.
+"""One of four ranks that load what one rank saved: `python -m tests.pytorch.reshard_rank RANK RUN SMALL TENSORS`.
 
-A load communicates with nobody, so torch's fake process group is all that the mesh needs.
+Prints JSON. First it loads the run SMALL, for all that a process's first load brings along once: libraries, threads,
+arenas. A load communicates with nobody, so torch's fake process group is all that the mesh needs.
 """
 
 from __future__ import annotations
@@ -12,20 +13,20 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from spot_core.pytorch.loader import load
 from spot_core.run import Run
-from spot_core.store import open_store
+from spot_core.store import Store, open_store
 from spot_core.testing import StoreWrapper
 
-WORLD, ROWS, WIDTH, TENSORS = 4, 16000, 1024, 12  # 62 MB each: chunks do not end where shards do
+WORLD, ROWS, SMALL_ROWS, WIDTH = 4, 16000, 16, 1024  # 66 MB each: chunks do not end where shards do
 
 
-def tensor(number: int) -> torch.Tensor:
-    return torch.arange(ROWS * WIDTH, dtype=torch.float32).view(ROWS, WIDTH) + number
+def tensor(number: int, rows: int = ROWS) -> torch.Tensor:
+    return torch.arange(rows * WIDTH, dtype=torch.float32).view(rows, WIDTH) + number
 
 
 class Counting(StoreWrapper):
@@ -44,28 +45,36 @@ def resident(what: str) -> int:
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith(what))
 
 
-def main() -> None:
-    rank, uri = int(sys.argv[1]), sys.argv[2]
-    torch.set_num_threads(1)
-    dist.init_process_group("fake", rank=rank, world_size=WORLD, store=FakeStore())
-    mesh = init_device_mesh("cpu", (WORLD,))
-    store = Counting(open_store(uri))
+def resharded(rank: int, mesh: DeviceMesh, store: Store, tensors: int, rows: int) -> dict[str, torch.Tensor]:
+    """This rank's rows of each tensor."""
     run = Run.open(store)
     verified = run.verify(run.discover().generations[0])
-    rows, first = ROWS // WORLD, rank * ROWS // WORLD
-    before = resident("VmRSS")
-    shards = {f"w{i}": torch.zeros(rows, WIDTH) for i in range(TENSORS)}
+    shards = {f"w{i}": torch.zeros(rows // WORLD, WIDTH) for i in range(tensors)}
     template = {
         name: DTensor.from_local(
-            local, mesh, [Shard(0)], run_check=False, shape=torch.Size((ROWS, WIDTH)), stride=(WIDTH, 1)
+            local, mesh, [Shard(0)], run_check=False, shape=torch.Size((rows, WIDTH)), stride=(WIDTH, 1)
         )
         for name, local in shards.items()
     }
     load(store, verified, rank=rank, world=WORLD, template={"model": template})
-    peak = resident("VmHWM") - before
+    return shards
+
+
+def main() -> None:
+    rank, uri, small, tensors = int(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4])
+    torch.set_num_threads(1)
+    dist.init_process_group("fake", rank=rank, world_size=WORLD, store=FakeStore())
+    mesh = init_device_mesh("cpu", (WORLD,))
+    at_first = resident("VmRSS")
+    resharded(rank, mesh, open_store(small), 1, SMALL_ROWS)
+    store, before = Counting(open_store(uri)), resident("VmRSS")
+    shards = resharded(rank, mesh, store, tensors, ROWS)
+    most = resident("VmHWM")
+    rows, first = ROWS // WORLD, rank * ROWS // WORLD
     right = all(torch.equal(local, tensor(i)[first : first + rows]) for i, local in enumerate(shards.values()))
     shard = sum(local.nbytes for local in shards.values())
-    print(json.dumps({"right": right, "shard": shard, "read": store.nbytes, "peak": peak}))
+    said = {"right": right, "shard": shard, "read": store.nbytes, "peak": most - before, "once": before - at_first}
+    print(json.dumps(said))
 
 
 if __name__ == "__main__":
