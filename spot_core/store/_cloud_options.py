@@ -11,13 +11,23 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from spot_core.clock import SYSTEM_CLOCK
 from spot_core.errors import ConfigError
 
-__all__ = ["SCHEMES", "Place", "client_settings", "credentials_chain", "open_client", "s3_session", "with_defaults"]
+__all__ = [
+    "SCHEMES",
+    "ClientSettings",
+    "Place",
+    "client_settings",
+    "credentials_chain",
+    "open_client",
+    "s3_session",
+    "with_defaults",
+]
 
 SCHEMES: Mapping[str, str] = {
     "s3": "s3",
@@ -96,10 +106,14 @@ class Place:
 
 
 @dataclass
-class _Settings:
+class ClientSettings:
     config: dict[str, Any] = field(default_factory=dict)
+    """Of the store, by obstore's names."""
     client: dict[str, Any] = field(default_factory=dict)
+    """Of its HTTP client."""
     profile: str | None = None
+    authorities: str | None = None
+    """File of certificates, PEM, that servers' may be signed by besides those this machine trusts."""
 
 
 def with_defaults(place: Place, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -113,9 +127,9 @@ def with_defaults(place: Place, options: Mapping[str, Any]) -> dict[str, Any]:
     return {**found, **options}
 
 
-def client_settings(place: Place, options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any], str | None]:
-    """Configuration, HTTP client options and the profile of an obstore client. Raises ConfigError."""
-    made = _Settings()
+def client_settings(place: Place, options: Mapping[str, Any]) -> ClientSettings:
+    """What an obstore client is to be made of. Raises ConfigError."""
+    made = ClientSettings()
     if place.kind == "s3":
         _s3(options, made)
     else:
@@ -125,7 +139,7 @@ def client_settings(place: Place, options: Mapping[str, Any]) -> tuple[dict[str,
         made.client.setdefault("allow_http", True)
     made.client.setdefault("timeout", timedelta(seconds=_REQUEST_S))
     made.client.setdefault("connect_timeout", timedelta(seconds=_CONNECT_S))
-    return made.config, made.client, made.profile
+    return made
 
 
 def open_client(place: Place, options: Mapping[str, Any], *, retry_s: float) -> Any:
@@ -133,16 +147,16 @@ def open_client(place: Place, options: Mapping[str, Any], *, retry_s: float) -> 
     import obstore.store
 
     clients: Any = obstore.store  # its types know the keys of one release
-    config, client, profile = client_settings(place, options)
+    made = client_settings(place, options)
     backoff = {"init_backoff": timedelta(seconds=0.1), "max_backoff": timedelta(seconds=5), "base": 2}
     retry = {"max_retries": 1000, "retry_timeout": timedelta(seconds=retry_s), "backoff": backoff}
-    common: dict[str, Any] = {"prefix": place.prefix or None, "client_options": client, "retry_config": retry}
+    common: dict[str, Any] = {"prefix": place.prefix or None, "client_options": made.client, "retry_config": retry}
     if place.kind == "az":
-        return clients.AzureStore(place.bucket, config=config, **common)
+        return clients.AzureStore(place.bucket, config=made.config, **common)
     provider = None
-    if not config.get("skip_signature") and not ({"access_key_id", "secret_access_key"} <= config.keys()):
-        provider = credentials_chain(profile)
-    return clients.S3Store(place.bucket, config=config, credential_provider=provider, **common)
+    if not made.config.get("skip_signature") and not ({"access_key_id", "secret_access_key"} <= made.config.keys()):
+        provider = credentials_chain(made.profile)
+    return clients.S3Store(place.bucket, config=made.config, credential_provider=provider, **common)
 
 
 def s3_session(options: Mapping[str, Any], profile: str | None) -> Any:
@@ -152,7 +166,7 @@ def s3_session(options: Mapping[str, Any], profile: str | None) -> Any:
     return botocore.session.Session(profile=options.get("profile", profile))
 
 
-def _s3(options: Mapping[str, Any], made: _Settings) -> None:
+def _s3(options: Mapping[str, Any], made: ClientSettings) -> None:
     # Payloads are not signed: TLS covers them, and every byte's digest is checked when it is read. Objects are deleted
     # one by one, and not every server knows the request for many.
     made.config.update(unsigned_payload=True, disable_bulk_delete=True)
@@ -173,12 +187,14 @@ def _s3(options: Mapping[str, Any], made: _Settings) -> None:
         made.config["endpoint"] = found
     if found := made.config.get("endpoint", os.environ.get("AWS_ENDPOINT_URL", "")):
         made.config["endpoint"] = str(found).rstrip("/")
+    if made.authorities is None and (found := os.environ.get("AWS_CA_BUNDLE", "")):
+        _client_option("verify", found, made)
     if "region" not in made.config:
         region = os.environ.get("AWS_REGION") or s3_session(options, made.profile).get_config_variable("region")
         made.config["region"] = region or "us-east-1"
 
 
-def _botocore_config(value: Mapping[str, Any], made: _Settings) -> None:
+def _botocore_config(value: Mapping[str, Any], made: ClientSettings) -> None:
     for name, setting in value.items():
         if name == "s3" and setting.keys() <= {"addressing_style", "payload_signing_enabled"}:
             if setting.get("addressing_style", "auto") != "auto":
@@ -191,7 +207,7 @@ def _botocore_config(value: Mapping[str, Any], made: _Settings) -> None:
             raise _refused(f"config_kwargs[{name!r}]")
 
 
-def _azure(place: Place, options: Mapping[str, Any], made: _Settings) -> None:
+def _azure(place: Place, options: Mapping[str, Any], made: ClientSettings) -> None:
     if place.account is not None:
         made.config["account_name"] = place.account
     if not options and (text := os.environ.get("AZURE_STORAGE_CONNECTION_STRING", "")):
@@ -211,7 +227,7 @@ def _azure(place: Place, options: Mapping[str, Any], made: _Settings) -> None:
             made.config[_AZURE.get(name, name)] = value
 
 
-def _connection_string(text: str, made: _Settings) -> None:
+def _connection_string(text: str, made: ClientSettings) -> None:
     pairs = dict(item.split("=", 1) for item in text.split(";") if "=" in item)
     names = {
         "AccountName": "account_name",
@@ -232,17 +248,21 @@ def _flat(options: Mapping[str, Any], nests: Iterable[str]) -> Iterable[tuple[st
             yield name, value
 
 
-def _renamed(value: Mapping[str, Any], names: Mapping[str, str], where: str, made: _Settings) -> None:
+def _renamed(value: Mapping[str, Any], names: Mapping[str, str], where: str, made: ClientSettings) -> None:
     for name, setting in value.items():
         if name not in names:
             raise _refused(f"{where}[{name!r}]")
         made.config[names[name]] = setting
 
 
-def _client_option(name: str, value: Any, made: _Settings) -> None:
-    if name == "verify":
-        if value is not True and value is not False:
-            raise _refused("verify", "set SSL_CERT_FILE in the environment instead")
+def _client_option(name: str, value: Any, made: ClientSettings) -> None:
+    if name == "verify" and not isinstance(value, bool):
+        made.authorities = str(value)
+        try:
+            made.client["root_certificate"] = Path(value).read_bytes()
+        except OSError as error:
+            raise ConfigError(f"The certificates of verify cannot be read from {value}: {error.strerror}.") from None
+    elif name == "verify":
         made.client["allow_invalid_certificates"] = not value
     elif name == "use_ssl":
         made.client["allow_http"] = not value

@@ -43,17 +43,18 @@ class S3Uploads:
 def _client(place: Place, options: Mapping[str, Any]) -> Any:
     import botocore.config
 
-    config, client, profile = client_settings(place, options)
+    made = client_settings(place, options)
+    config = made.config
     anonymous = bool(config.get("skip_signature"))
     style = "virtual" if config.get("virtual_hosted_style_request") else "path"
-    return s3_session(options, profile).create_client(
+    return s3_session(options, made.profile).create_client(
         "s3",
         endpoint_url=config.get("endpoint"),
         region_name=config.get("region"),
         aws_access_key_id=config.get("access_key_id"),
         aws_secret_access_key=config.get("secret_access_key"),
         aws_session_token=config.get("session_token"),
-        verify=False if client.get("allow_invalid_certificates") else None,
+        verify=False if made.client.get("allow_invalid_certificates") else made.authorities,
         config=botocore.config.Config(
             signature_version=_unsigned() if anonymous else None,
             connect_timeout=10,

@@ -19,7 +19,9 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from tests.bench.sink_gcs import GcsApi
 
 _NS = "<?xml version='1.0' encoding='UTF-8'?>"
-_BIG = 1 << 16
+BIG = 1 << 16
+THROWN_AWAY = "x-thrown-away"
+"""A header of `sink_tls`: how long the body was that it took in the sink's place."""
 
 
 class Gone:
@@ -53,15 +55,16 @@ class Sink:
             while True:
                 try:
                     first = stream.readline().decode("latin-1").split()
-                    headers = dict(_headers(stream))
+                    headers = dict(read_headers(stream))
                     if len(first) != 3:
                         return
                     if headers.get("expect", "").lower() == "100-continue":
                         connection.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
-                    length = int(headers.get("content-length", 0))
+                    length = int(headers.get(THROWN_AWAY, headers.get("content-length", 0)))
                     body: bytearray | Gone
-                    if self._discards and length >= _BIG:
-                        _throw_away(connection, stream, length)
+                    if self._discards and length >= BIG:
+                        if THROWN_AWAY not in headers:
+                            throw_away(connection, stream, length)
                         body = Gone(int(headers.get("x-amz-decoded-content-length", length)))
                     else:
                         coded = bytearray(length)
@@ -149,7 +152,7 @@ def _joined(parts: list[bytearray | Gone]) -> bytearray | Gone:
     return bytearray().join(part for part in parts if not isinstance(part, Gone))
 
 
-def _throw_away(connection: socket.socket, stream: Any, length: int) -> None:
+def throw_away(connection: socket.socket, stream: Any, length: int) -> None:
     """Take `length` bytes off the connection, of which `stream` may hold some."""
     length -= len(stream.read(min(length, len(stream.peek()))))
     scratch = bytearray(min(length, 1 << 20))
@@ -164,7 +167,7 @@ def _xml(name: str, inner: str) -> bytes:
     return f"{_NS}<{name}>{inner}</{name}>".encode()
 
 
-def _headers(stream: object) -> Iterator[tuple[str, str]]:
+def read_headers(stream: object) -> Iterator[tuple[str, str]]:
     while line := stream.readline().decode("latin-1").strip():  # type: ignore[attr-defined]
         name, value = line.split(":", 1)
         yield name.strip().lower(), value.strip()

@@ -1,9 +1,10 @@
 """Uploading to and restoring from an object store: `python -m tests.bench.stores`.
 
-Each contestant runs in a process of its own, several times, against the sink, which throws uploads away. Its processor
-time does not count, the client's does: on few cores a real server is slower than any client, so seconds of the client's
-processor per GB are the figure, and MB/s only what came out here: the median, the lowest and the highest.
-``--server seaweedfs`` (or moto, fake-gcs, ...) takes a real server.
+Each contestant runs in a process of its own, several times, against the sink, which throws uploads away. Uploads to S3
+go to it by https, as to every real store of that name, and those that come near the wire's limit by plain http too. The
+sink's processor time does not count, the client's does: on few cores a real server is slower than any client, so
+seconds of the client's processor per GB are the figure, and MB/s only what came out here: median, lowest, highest.
+``--server seaweedfs`` (or moto, fake-gcs, ...) takes a real server, by http.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import itertools
 import json
 import os
 import resource
+import socket
+import ssl
 import statistics
 import subprocess
 import sys
@@ -32,6 +35,8 @@ from tests.stores.servers import BUCKET, KEY, SECRET, free_port, serve
 
 ROOT = Path(__file__).resolve().parents[2]
 ENDPOINT = "SPOT_BENCH_ENDPOINT"
+AUTHORITY = "SPOT_BENCH_AUTHORITY"
+"""Names a file with the certificate that an https endpoint's is signed by."""
 TENSORS = 200
 GCS = "gs:"
 """Begins the names of contestants that speak GCS's protocol; the others speak S3's."""
@@ -40,10 +45,11 @@ app = typer.Typer(add_completion=False)
 
 
 def options() -> dict[str, Any]:
+    verify = {"verify": os.environ[AUTHORITY]} if AUTHORITY in os.environ else {}
     return {
         "key": KEY,
         "secret": SECRET,
-        "client_kwargs": {"endpoint_url": os.environ[ENDPOINT], "region_name": "us-east-1"},
+        "client_kwargs": {"endpoint_url": os.environ[ENDPOINT], "region_name": "us-east-1", **verify},
     }
 
 
@@ -68,6 +74,9 @@ def raw_obstore(**more: Any) -> Any:
     """The client underneath, with the best settings known for it."""
     from obstore.store import S3Store
 
+    client: dict[str, Any] = {"allow_http": True}
+    if AUTHORITY in os.environ:
+        client = {"root_certificate": Path(os.environ[AUTHORITY]).read_bytes()}
     return S3Store(
         BUCKET,
         config={
@@ -78,7 +87,7 @@ def raw_obstore(**more: Any) -> Any:
             "unsigned_payload": True,
             **more,
         },
-        client_options={"allow_http": True},
+        client_options=client,
     )
 
 
@@ -91,6 +100,7 @@ def raw_boto() -> Any:
         aws_secret_access_key=SECRET,
         region_name="us-east-1",
         endpoint_url=os.environ[ENDPOINT],
+        verify=os.environ.get(AUTHORITY),
     )
 
 
@@ -231,8 +241,8 @@ UPLOADS: dict[str, Callable[[memoryview], Callable[[], None]]] = {
     "obstore put (raw)": upload_obstore,
     "obstore put, 12 parts at once (raw)": lambda data: upload_obstore(data, 12),
     "obstore put, crc64nvme (raw)": lambda data: upload_obstore(data, checksum_algorithm="crc64nvme"),
-    "obstore put, sha256 (raw)": lambda data: upload_obstore(data, checksum_algorithm="sha256"),
     "spot, no digests": lambda data: upload_spot(data, digested=False),
+    "obstore put, sha256 (raw)": lambda data: upload_obstore(data, checksum_algorithm="sha256"),
     "boto3 upload (raw)": upload_boto,
     "s3fs pipe_file": upload_s3fs_pipe,
     "s3fs put_file": lambda data: upload_put_file(s3fs_system(), data),
@@ -240,6 +250,8 @@ UPLOADS: dict[str, Callable[[memoryview], Callable[[], None]]] = {
     f"{GCS} spot": lambda data: upload_spot(data, "gs"),
     f"{GCS} gcsfs put_file": lambda data: upload_put_file(gcsfs_system(), data),
 }
+NEAR_THE_LIMIT = tuple(UPLOADS)[:5]
+"""Uploads that are measured by plain http as well."""
 RESTORES: dict[str, Callable[[int, int], Callable[[], None]]] = {
     "spot": restore_spot,
     "obstore get_ranges (raw)": restore_obstore,
@@ -251,48 +263,67 @@ RESTORES: dict[str, Callable[[int, int], Callable[[], None]]] = {
 
 
 WHOLE = "get_file"  # cannot fetch a part
-TIMES = 3
+TIMES, MORE_TIMES, LONG_S = 3, 9, 6.0
+"""Uploads are repeated at least and at most so often; those that take seconds are not repeated for longer than that."""
 
 
-def measure(do: Callable[[], None], nbytes: int, times: int = 1) -> dict[str, Any]:
-    """Each of so many times, and what was downloaded in all of them."""
+def measure(do: Callable[[], None], nbytes: int, most: int = TIMES) -> dict[str, Any]:
+    """Each time, and what was downloaded each time."""
     stats()
-    rates, costs = [], []
-    for _ in range(times):
+    rates, costs = list[float](), list[float]()
+    start = time.perf_counter()
+    while len(rates) < TIMES or (len(rates) < most and time.perf_counter() < start + LONG_S):
         before, began = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
         do()
         seconds, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_SELF)
         cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
         rates.append(nbytes / 1e6 / seconds)
         costs.append(cpu / nbytes * 1e9)
-    return {"MB/s": rates, "cpu_s_per_GB": costs, "downloaded": stats().get("sent", 0) / times}
+    return {"MB/s": rates, "cpu_s_per_GB": costs, "downloaded": stats().get("sent", 0) / len(rates)}
 
 
 def stats() -> dict[str, int]:
     try:
-        found: dict[str, int] = httpx.get(f"{os.environ[ENDPOINT]}/?stats", timeout=60).json()
+        trusted = ssl.create_default_context(cafile=os.environ.get(AUTHORITY))
+        found: dict[str, int] = httpx.get(f"{os.environ[ENDPOINT]}/?stats", timeout=60, verify=trusted).json()
     except ValueError:
         return {}  # a real server has no such thing
     return found
 
 
 @contextlib.contextmanager
-def endpoint(server: str, kind: str) -> Iterator[str]:
+def endpoint(server: str, kind: str, *, tls: bool = False) -> Iterator[dict[str, str]]:
+    """What the environment tells a contestant about its server."""
     if server != "sink":
         with serve(server, Path(tempfile.mkdtemp()) / server) as running:
-            yield f"http://{running.host}:{running.port}"
+            yield {ENDPOINT: f"http://{running.host}:{running.port}"}
         return
-    port = free_port()
-    keeps = [] if kind == "restore" else ["discard"]
-    process = subprocess.Popen([sys.executable, "-m", "tests.bench.sink", str(port), *keeps], cwd=ROOT)
+    with contextlib.ExitStack() as running_too:
+        port = free_port()
+        running_too.enter_context(_running("tests.bench.sink", port, *([] if kind == "restore" else ["discard"])))
+        if not tls:
+            yield {ENDPOINT: f"http://127.0.0.1:{port}"}
+            return
+        import trustme
+
+        folder = Path(running_too.enter_context(tempfile.TemporaryDirectory()))
+        authority = trustme.CA()
+        authority.cert_pem.write_to_path(folder / "authority.pem")
+        authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(folder / "server.pem")
+        front = free_port()
+        running_too.enter_context(_running("tests.bench.sink_tls", front, str(folder / "server.pem"), str(port)))
+        yield {ENDPOINT: f"https://127.0.0.1:{front}", AUTHORITY: str(folder / "authority.pem")}
+
+
+@contextlib.contextmanager
+def _running(module: str, port: int, *more: str) -> Iterator[None]:
+    process = subprocess.Popen([sys.executable, "-m", module, str(port), *more], cwd=ROOT)
     try:
-        url = f"http://127.0.0.1:{port}"
         for _ in range(100):
-            with contextlib.suppress(httpx.HTTPError):
-                httpx.get(f"{url}/?stats")
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
                 break
             time.sleep(0.1)
-        yield url
+        yield
     finally:
         process.kill()
         process.wait()
@@ -300,9 +331,9 @@ def endpoint(server: str, kind: str) -> Iterator[str]:
 
 def worker(kind: str, name: str, nbytes: int, parts: int) -> None:
     if kind == "upload":
-        found = measure(UPLOADS[name](memory(nbytes)), nbytes, TIMES)
+        found = measure(UPLOADS[name](memory(nbytes)), nbytes, MORE_TIMES)
     else:
-        found = measure(RESTORES[name](nbytes, parts), nbytes // parts, TIMES)
+        found = measure(RESTORES[name](nbytes, parts), nbytes // parts)
     print("result", json.dumps(found))
 
 
@@ -318,14 +349,15 @@ def main(
     console = Console()
     rows: list[dict[str, Any]] = []
     for _ in range(repeats):
-        jobs = [("upload", name, 1) for name in UPLOADS]
-        jobs += [("restore", name, parts) for parts in (1, 8) for name in RESTORES]
-        for kind, name, parts in jobs:
+        jobs = [("upload", name, 1, server == "sink" and not name.startswith(GCS)) for name in UPLOADS]
+        jobs += [("upload", name, 1, False) for name in NEAR_THE_LIMIT if server == "sink"]
+        jobs += [("restore", name, parts, False) for parts in (1, 8) for name in RESTORES]
+        for kind, name, parts, tls in jobs:
             if only not in name or (parts > 1 and WHOLE in name):
                 continue
             if server != "sink" and name.startswith(GCS) is not (server == "fake-gcs"):
                 continue
-            with endpoint(server, kind) as url:
+            with endpoint(server, kind, tls=tls) as told:
                 call = f"from tests.bench.stores import worker; worker({kind!r}, {name!r}, {mb * 1_000_000}, {parts})"
                 done = subprocess.run(
                     [sys.executable, "-c", call],
@@ -333,22 +365,24 @@ def main(
                     text=True,
                     check=False,
                     cwd=ROOT,
-                    env={**os.environ, ENDPOINT: url, "OMP_NUM_THREADS": "1"},
+                    env={**os.environ, **told, "OMP_NUM_THREADS": "1"},
                 )
             lines = [line for line in done.stdout.splitlines() if line.startswith("result ")]
             if not lines:
                 console.print(f"{name} failed: {done.stderr[-1500:]}", markup=False)
                 continue
-            rows.append({"kind": kind, "name": name, "parts": parts, **json.loads(lines[-1].removeprefix("result "))})
+            numbers = json.loads(lines[-1].removeprefix("result "))
+            rows.append({"kind": kind, "name": name, "parts": parts, "tls": tls, **numbers})
             print(json.dumps(rows[-1]), file=sys.stderr)
     table = Table(title=f"{mb} MB against {server}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
     for column in ("", "", "client CPU s/GB", "MB/s", "downloaded / needed"):
         table.add_column(column, justify="right" if column else "left")
     for row in rows:
-        what = row["kind"] + (f", 1/{row['parts']} of the tensors" if row["parts"] > 1 else "")
+        what = row["kind"] + (" by https" if row["tls"] else "")
+        what += f", 1/{row['parts']} of the tensors" if row["parts"] > 1 else ""
         ratio = row["downloaded"] / (mb * 1e6 / row["parts"])
-        told = f"{ratio:.2f}" if row["kind"] == "restore" and row["downloaded"] else ""
-        table.add_row(what, row["name"], _spread(row["cpu_s_per_GB"], ".2f"), _spread(row["MB/s"], ".0f"), told)
+        more = f"{ratio:.2f}" if row["kind"] == "restore" and row["downloaded"] else ""
+        table.add_row(what, row["name"], _spread(row["cpu_s_per_GB"], ".2f"), _spread(row["MB/s"], ".0f"), more)
     console.print(table)
     if json_out is not None:
         json_out.write_text(json.dumps(rows, indent=2))

@@ -24,8 +24,8 @@ AZURE = Place.parse("abfss://container@account.dfs.core.windows.net/a/run")
 
 @pytest.fixture(autouse=True)
 def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE"):
-        monkeypatch.delenv(name, raising=False)
+    for name in ("ENDPOINT_URL", "ENDPOINT_URL_S3", "REGION", "DEFAULT_REGION", "PROFILE", "CA_BUNDLE"):
+        monkeypatch.delenv(f"AWS_{name}", raising=False)
     monkeypatch.setenv("AWS_CONFIG_FILE", "/nonexistent")
 
 
@@ -64,16 +64,17 @@ def test_places() -> None:
 )
 def test_options_as_s3fs_takes_them(options: dict[str, Any], config: dict[str, Any]) -> None:
     expected = {"unsigned_payload": True, "disable_bulk_delete": True, "region": "us-east-1", **config}
-    assert client_settings(S3, options)[0] == expected
+    assert client_settings(S3, options).config == expected
 
 
 def test_the_environment_is_read_as_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9000/")
     monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-north-1")
-    config, client, profile = client_settings(S3, {"profile": "mine"} | {"profile": None})
-    assert (config["endpoint"], config["region"], profile) == ("http://127.0.0.1:9000", "eu-north-1", None)
-    assert client["allow_http"] is True
-    assert client_settings(S3, {"endpoint_url": "https://y"})[0]["endpoint"] == "https://y", "an option wins"
+    made = client_settings(S3, {"profile": "mine"} | {"profile": None})
+    assert (made.config["endpoint"], made.config["region"]) == ("http://127.0.0.1:9000", "eu-north-1")
+    assert made.profile is None
+    assert made.client["allow_http"] is True
+    assert client_settings(S3, {"endpoint_url": "https://y"}).config["endpoint"] == "https://y", "an option wins"
 
 
 @pytest.mark.parametrize(
@@ -96,13 +97,28 @@ def test_the_environment_is_read_as_elsewhere(monkeypatch: pytest.MonkeyPatch) -
     ids=lambda value: ",".join(value) if isinstance(value, dict) else None,
 )
 def test_options_as_adlfs_takes_them(options: dict[str, Any], config: dict[str, Any]) -> None:
-    assert client_settings(AZURE, options)[0] == {"account_name": "account", **config}
+    assert client_settings(AZURE, options).config == {"account_name": "account", **config}
+
+
+def test_certificates_of_a_private_authority(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = tmp_path / "ours.pem", tmp_path / "theirs.pem"
+    ours.write_bytes(b"ours")
+    theirs.write_bytes(b"theirs")
+    asked = {"client_kwargs": {"verify": str(ours)}}
+    made = client_settings(S3, asked)
+    assert (made.client["root_certificate"], made.authorities) == (b"ours", str(ours))
+    assert "allow_invalid_certificates" not in made.client
+    assert client_settings(AZURE, {"verify": ours}).client["root_certificate"] == b"ours"
+    monkeypatch.setenv("AWS_CA_BUNDLE", str(theirs))
+    assert client_settings(S3, {}).client["root_certificate"] == b"theirs"
+    assert client_settings(S3, asked).client["root_certificate"] == b"ours", "an option wins"
+    assert client_settings(S3, {"client_kwargs": {"verify": False}}).client["allow_invalid_certificates"] is True
 
 
 def test_time_limits() -> None:
-    assert client_settings(S3, {})[1]["timeout"] == timedelta(seconds=120)
+    assert client_settings(S3, {}).client["timeout"] == timedelta(seconds=120)
     options = {"config_kwargs": {"read_timeout": 7, "connect_timeout": 3, "retries": {"max_attempts": 2}}}
-    client = client_settings(S3, options)[1]
+    client = client_settings(S3, options).client
     assert (client["timeout"], client["connect_timeout"]) == (timedelta(seconds=7), timedelta(seconds=3))
 
 
@@ -112,7 +128,7 @@ def test_time_limits() -> None:
         {"no_such_option": 1},
         {"config_kwargs": {"proxies": {}}},
         {"s3_additional_kwargs": {"StorageClass": "GLACIER"}},
-        {"client_kwargs": {"verify": "/ca.pem"}},
+        {"client_kwargs": {"verify": "/no/ca.pem"}},
     ],
 )
 def test_an_option_that_would_be_dropped_is_refused(options: dict[str, Any]) -> None:
