@@ -6,7 +6,9 @@ copied before `stage` returns: forward itself changes some of them (BatchNorm's 
 late copy of those would be a different step's.
 
 The background copy holds no lock of Python's for longer than it takes to pass a list of tensors (`Tensor.copy_` runs
-without the GIL; `UntypedStorage.copy_`, on which DCP's stager is built, holds it for the whole copy).
+without the GIL; `UntypedStorage.copy_`, on which DCP's stager is built, holds it for the whole copy). Its thread has
+less claim to the cores than the training; so `wait_staged` copies what is left by itself and waits only for the group
+that the thread has in hand.
 
 On CUDA the background copies run on a side stream that first waits for what is queued on the current stream, into
 page-locked memory; `wait_staged` then makes the current stream wait for them, not the CPU.
@@ -19,7 +21,7 @@ import os
 import queue
 import threading
 from collections.abc import Callable, Container, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol, TypeAlias
@@ -29,6 +31,7 @@ import torch
 from spot_core.memory import local_world_size
 from spot_core.pytorch._private import foreach_copy
 from spot_core.pytorch.fetch import memory as bytes_of
+from spot_core.pytorch.pieces import Piece, Pieces, step_back
 from spot_core.pytorch.pinning import Pinned
 from spot_core.writer import Bases, WriterClient
 from spot_core.writer.slab import Slab
@@ -154,6 +157,8 @@ class Stager:
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
         self._ends: list[torch.cuda.Event] = []
         self._begun: Callable[[], None] | None = None
+        self._pieces = Pieces((), client.advance)
+        self._stepped_back = False
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._lookers: ThreadPoolExecutor | None = None
@@ -198,7 +203,7 @@ class Stager:
         with torch.no_grad():
             copies.now.copy_host()
             copies.now.start_cuda(torch.cuda.current_stream)
-            self._look(look, copies.base_now)
+            self._finish_pieces(Pieces(_looks(look, copies.base_now), _nothing_staged), len(copies.base_now))
         end = None if look is None else lambda: self._settle(look, slab, settled)
         if not copies.later and not copies.devices and not copies.base_later:
             self._client.advance(plan.size)
@@ -208,6 +213,9 @@ class Stager:
         self.staged.clear()
         self._released.clear()
         ready = [torch.cuda.current_stream(device).record_event() for device in copies.devices]
+        groups = [Piece(group.copy_host, group.end) for group in copies.later]
+        pieces = [] if copies.devices else [*groups, *_looks(look, copies.base_later)]
+        self._pieces = Pieces(pieces, self._client.advance)
         self._begun = lambda: self._finish(copies, ready, look, end)
 
     def go(self) -> None:
@@ -221,6 +229,8 @@ class Stager:
         """Return when stable tensors may be changed. On CUDA that is once the current stream waits for the copies."""
         if not self._released.is_set():
             self.go()
+            with torch.no_grad():
+                self._pieces.help()
             self._released.wait()
         ends, self._ends = self._ends, []
         for end in ends:
@@ -248,6 +258,7 @@ class Stager:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="spot-stage", daemon=True)
             self._thread.start()
+            self._stepped_back = False
 
     def _run(self) -> None:
         while (work := self._work.get()) is not None:
@@ -277,29 +288,24 @@ class Stager:
         if copies.devices:
             self._copy_from_devices(copies, ready, look)
             return
-        for group in copies.later:
-            group.copy_host()
-            self._client.advance(group.end)
+        if not self._stepped_back:
+            # Not with devices: the loop would wait until this thread has queued all copies.
+            step_back()
+            self._stepped_back = True
         if not copies.later:
             self._client.advance(copies.plan.size)
-        self._look(look, copies.base_later)
+        self._finish_pieces(self._pieces, len(copies.base_later))
 
-    def _look(self, look: Look | None, bases: Sequence[_Base]) -> None:
-        """By a few threads: one core reads less than the memory gives."""
-        if look is None or not bases:
-            return
-        lookers = min(_MOST_LOOKERS, (os.cpu_count() or 1) // (2 * local_world_size()))  # half is the training's
-        if lookers > 1 and self._lookers is None:
-            self._lookers = ThreadPoolExecutor(lookers, thread_name_prefix="spot-look")
-        looks = [partial(look.at_source, *base) for base in bases]
-        futures: list[Future[None]] = []
-        if self._lookers is not None:
+    def _finish_pieces(self, pieces: Pieces, looks: int) -> None:
+        """With a few more threads where there is something to look at: one core reads less than the memory gives."""
+        lookers = min(looks, _MOST_LOOKERS, (os.cpu_count() or 1) // (2 * local_world_size()))  # half is the training's
+        if lookers > 1:
+            if self._lookers is None:
+                self._lookers = ThreadPoolExecutor(_MOST_LOOKERS, thread_name_prefix="spot-look")
             with contextlib.suppress(RuntimeError):  # the interpreter is on its way out and lends no more threads
-                futures = [self._lookers.submit(one) for one in looks]
-        for one in looks[len(futures) :]:
-            one()
-        for future in futures:
-            future.result()
+                for _ in range(lookers - 1):
+                    self._lookers.submit(pieces.help)
+        pieces.finish()
 
     def _copy_from_devices(self, copies: _Copies, ready: list[torch.cuda.Event], look: Look | None) -> None:
         self._memory_of(copies.slab).pin(next(iter(copies.devices)))
@@ -311,7 +317,7 @@ class Stager:
             done.append((group.end, [self._stream(device).record_event() for device in copies.devices]))
         for group in copies.later:
             group.copy_host()
-        self._look(look, copies.base_later)
+        self._finish_pieces(Pieces(_looks(look, copies.base_later), _nothing_staged), len(copies.base_later))
         # From here on the training may go on, behind these events.
         self._ends = done[-1][1] if done else ready
         self._released.set()
@@ -369,6 +375,14 @@ class Stager:
         if device not in self._streams:
             self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         return self._streams[device]
+
+
+def _looks(look: Look | None, bases: Sequence[_Base]) -> list[Piece]:
+    return [] if look is None else [Piece(partial(look.at_source, *base)) for base in bases]
+
+
+def _nothing_staged(_: int) -> None:
+    """Looking at a base puts nothing into the blob."""
 
 
 def _lies_as_written(tensor: torch.Tensor) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from spot_core import layout
@@ -24,14 +25,15 @@ class Landed:
 
 
 class Gate:
-    """Lets threads wait for the watermark without polling: `ring` after it moved, `abort` when it never will; and for
-    what base blobs the part has, which `settle` tells."""
+    """Lets threads wait for the watermark without polling: `ring` after it moved, `abort` when it never will; for what
+    base blobs the part has, which `settle` tells; and for its index, which `describe` brings."""
 
     def __init__(self, slab: Slab) -> None:
         self.slab = slab
         self._moved = threading.Condition()
         self._failure: str | None = None
         self._bases: Bases | None = None
+        self._index: bytes | None = None
 
     def settle(self, bases: Bases) -> None:
         with self._moved:
@@ -45,6 +47,19 @@ class Gate:
             if self._bases is None:
                 raise SaveError(f"the snapshot could not be taken: {self._failure}")
             return self._bases
+
+    def describe(self, index: bytes) -> None:
+        with self._moved:
+            self._index = index
+            self._moved.notify_all()
+
+    def wait_described(self) -> bytes:
+        """Block until the index is there; SaveError when it never will be."""
+        with self._moved:
+            self._moved.wait_for(lambda: self._failure is not None or self._index is not None)
+            if self._index is None:
+                raise SaveError(f"the snapshot could not be taken: {self._failure}")
+            return self._index
 
     def ring(self) -> None:
         with self._moved:
@@ -110,12 +125,12 @@ def write_staged_part(
     blob_key: str,
     index_key: str,
     size: int,
-    index: bytes,
+    index: Callable[[], bytes],
     based: bool = False,
     throttle: Throttle | None = None,
     tell: Tell | None = None,
 ) -> Landed:
-    """Store `size` bytes of the slab and the encoded `index`; both are durable on return. Commits nothing.
+    """Store `size` bytes of the slab and, asked for last, the encoded index; durable on return. Commits nothing.
 
     `based`: also the base blob, if there is a new one; what else there is of them goes into the index.
 
@@ -137,7 +152,7 @@ def write_staged_part(
         base_digests = source.digests()
         refs.append(ObjectRef(key=key, size=bases.size, digest=tree_digest(base_digests)))
         entries.append(base_entry(chunks_text(base_digests), bases.tensors))
-    text = finish_index(index, digests, entries)
+    text = finish_index(index(), digests, entries)
     put_once(store, index_key, text)
     ref = ObjectRef(key=index_key, size=len(text), digest=bytes_digest(text))
     return Landed(Part(rank=rank, blob=blob, index=ref, bases=tuple(refs)), tuple(base_digests))

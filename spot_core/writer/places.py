@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,7 +24,7 @@ class Places:
     local: LocalTier | None = None
     throttle: Throttle = field(default_factory=lambda: Throttle(None))
 
-    def write(self, gate: Gate, fields: Mapping[str, Any], index: bytes, tell: Tell | None) -> Landed:
+    def write(self, gate: Gate, fields: Mapping[str, Any], index: Callable[[], bytes], tell: Tell | None) -> Landed:
         """Write a staged part to the place that its job names. Raises StoreError, OSError, SaveError."""
         where = {name: fields[name] for name in ("rank", "blob_key", "index_key", "size")}
         where["based"] = bool(fields["base_room"])

@@ -54,6 +54,7 @@ class ProcessBackend:
         self._tell = tell
         self._slab: Slab | None = None
         self._given: set[int] = set()  # jobs and drains that have not ended
+        self._last = 0  # job
         self._dead = threading.Event()
         ours, theirs = socket.socketpair()
         with theirs:
@@ -82,8 +83,16 @@ class ProcessBackend:
             self._slab = slab
 
     def submit(self, number: int, job: WriteJob) -> None:
+        """Raises OSError when the writer is gone."""
         self._given.add(number)
-        self._outbox.put(lambda: self._send(number, job))
+        self._last = number
+        # At once, so that the writer makes the file while the snapshot begins; it needs the index at the end only.
+        try:
+            self._wire.send("write", job=number, **fields_of(job))
+        except OSError:
+            self._given.discard(number)
+            raise
+        self._outbox.put(lambda: self._send_index(number, job))
 
     def drain(self, number: int, job: DrainJob) -> None:
         self._given.add(number)
@@ -95,12 +104,14 @@ class ProcessBackend:
             self._wire.send("staged")
 
     def settle(self, bases: Bases) -> None:
-        """Tell the writer what base blobs the job has; behind the job, as `abort`."""
-        self._outbox.put(lambda: self._send_bases(bases))
+        """Tell the writer what base blobs the last job has."""
+        number = self._last
+        self._outbox.put(lambda: self._send_bases(number, bases))
 
     def abort(self, why: str) -> None:
-        """Tell the writer that the snapshot will never be whole; behind the job, which it would not know otherwise."""
-        self._outbox.put(lambda: self._send_abort(why))
+        """Tell the writer that the last job's snapshot will never be whole."""
+        number = self._last
+        self._outbox.put(lambda: self._send_abort(number, why))
 
     def kill(self) -> None:
         """End it now, whatever it is doing; its job ends in an error."""
@@ -124,22 +135,23 @@ class ProcessBackend:
         while (send := self._outbox.get()) is not None:
             send()
 
-    def _send_bases(self, bases: Bases) -> None:
+    def _send_bases(self, number: int, bases: Bases) -> None:
         fields, payload = bases.to_wire()
         with contextlib.suppress(OSError):
-            self._wire.send("bases", payload=payload, **fields)
+            self._wire.send("bases", payload=payload, job=number, **fields)
 
-    def _send_abort(self, why: str) -> None:
+    def _send_abort(self, number: int, why: str) -> None:
         with contextlib.suppress(OSError):
-            self._wire.send("abort", why=why)
+            self._wire.send("abort", job=number, why=why)
 
-    def _send(self, number: int, job: WriteJob) -> None:
+    def _send_index(self, number: int, job: WriteJob) -> None:
         try:
-            self._wire.send("write", payload=pack_index(job), job=number, **fields_of(job))
+            self._wire.send("index", payload=pack_index(job), job=number)
         except OSError as error:
             self._broken(number, error)
         except (TypeError, ValueError) as error:
             self._end(number, error)
+            self._send_abort(number, f"its index cannot be encoded: {error}")
 
     def _send_drain(self, number: int, job: DrainJob) -> None:
         try:

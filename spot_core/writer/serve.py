@@ -38,7 +38,7 @@ IGNORED_SIGNALS = tuple(
 )
 """Sent to whole process groups or control groups by schedulers; the trainer acts on them, the writer must not."""
 
-_NICENESS = 5
+_NICENESS = 10
 _PR_SET_PDEATHSIG = 1
 _PARENT_POLL_MS = 1000  # only where there is no pidfd
 
@@ -56,28 +56,35 @@ class _Server:
         self._opening = threading.Lock()
         self._slab: Slab | None = None
         self._gate: Gate | None = None
+        self._job = 0  # that the gate is for
 
     def handle(self, frame: Frame) -> bool:
         """Act on one frame; False when the trainer asked for the end."""
         if frame.op == "staged":
             if self._gate is not None:
                 self._gate.ring()
-        elif frame.op == "bases":
-            if self._gate is not None:
-                self._gate.settle(Bases.from_wire(frame.fields, frame.payload))
+        elif frame.op in ("index", "bases", "abort"):
+            self._tell_gate(frame)
         elif frame.op == "write":
             self._start(frame)
         elif frame.op == "drain":
             self._drains.submit(self._drain, frame)
-        elif frame.op == "abort":
-            if self._gate is not None:
-                self._gate.abort(frame.fields["why"])
         elif frame.op == "slab":
             self._attach(frame)
         elif frame.op == "open":
             self._where = frame
             self._jobs.submit(self._warm_up)
         return frame.op != "close"
+
+    def _tell_gate(self, frame: Frame) -> None:
+        if self._gate is None or frame.fields["job"] != self._job:
+            return  # that job has failed, and the next one is here already
+        if frame.op == "index":
+            self._gate.describe(frame.payload)
+        elif frame.op == "bases":
+            self._gate.settle(Bases.from_wire(frame.fields, frame.payload))
+        else:
+            self._gate.abort(frame.fields["why"])
 
     def _attach(self, frame: Frame) -> None:
         if frame.fd is None:
@@ -109,14 +116,15 @@ class _Server:
     def _start(self, frame: Frame) -> None:
         if self._slab is None:
             raise ValueError("a job came before its slab")
-        self._gate = Gate(self._slab)
+        self._gate, self._job = Gate(self._slab), frame.fields["job"]
         self._jobs.submit(self._write, frame, self._gate)
 
     def _write(self, frame: Frame, gate: Gate) -> None:
         job = frame.fields
         try:
-            index = unpack_index(job["rank"], frame.payload)
-            landed = self._open_places().write(gate, job, index, self._tell)
+            landed = self._open_places().write(
+                gate, job, lambda: unpack_index(job["rank"], gate.wait_described()), self._tell
+            )
         except BaseException as error:  # noqa: BLE001 - everything is reported to the trainer, whose policy decides
             self._failed(job["job"], error)
         else:

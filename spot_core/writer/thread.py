@@ -80,7 +80,7 @@ class ThreadBackend:
 
     def _write(self, gate: Gate, number: int, job: WriteJob) -> None:
         try:
-            landed = self._places.write(gate, fields_of(job), encode_index(job), self._tell)
+            landed = self._places.write(gate, fields_of(job), lambda: encode_index(job), self._tell)
         except BaseException as error:  # noqa: BLE001 - everything is reported to the trainer, whose policy decides
             self._on_end(number, error)
         else:

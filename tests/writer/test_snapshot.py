@@ -102,13 +102,14 @@ def test_stable_tensors_are_copied_in_the_background_and_awaited(
     client: WriterClient, stager: Stager, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`stage` returns before the copy of a stable tensor; `wait_staged` does not."""
-    copied, go = [], threading.Event()
+    copied, begun, go = [], threading.Event(), threading.Event()
     copy = stage.foreach_copy
 
     def held_back(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
-        if threading.current_thread() is not threading.main_thread():
-            assert go.wait(WAIT)
-            copied.append(len(sources))
+        assert threading.current_thread() is not threading.main_thread()
+        begun.set()
+        assert go.wait(WAIT)
+        copied.append(len(sources))
         copy(targets, sources)
 
     monkeypatch.setattr(stage, "foreach_copy", held_back)
@@ -116,11 +117,44 @@ def test_stable_tensors_are_copied_in_the_background_and_awaited(
     future, _ = save(client, stager, plan_of(tensors), storage_ids(tensors), 1)
     assert not copied
     assert not stager.staged.is_set()
-    go.set()
+    assert begun.wait(WAIT)
+    threading.Timer(0.05, go.set).start()
     stager.wait_staged()
     assert copied == [2]
     future.result(WAIT)
     assert stager.staged.is_set()
+
+
+def test_who_waits_for_the_copies_makes_those_that_nobody_has_begun(
+    client: WriterClient, stager: Stager, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The background thread has less claim to the cores than a training that keeps them busy."""
+    by_loop, begun, go = [], threading.Event(), threading.Event()
+    copy = stage.foreach_copy
+
+    def held_back(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
+        if threading.current_thread() is threading.main_thread():
+            by_loop.append(len(sources))
+            if len(by_loop) == 2:
+                go.set()
+        else:
+            begun.set()
+            assert go.wait(WAIT)
+        copy(targets, sources)
+
+    monkeypatch.setattr(stage, "foreach_copy", held_back)
+    monkeypatch.setattr(stage, "_FIRST_GROUP_BYTES", 1)
+    monkeypatch.setattr(stage, "_GROUP_BYTES", 1)
+    tensors = [torch.full((2000,), float(n)) for n in range(3)]
+    plan = plan_of(tensors)
+    before = [raw(tensor) for tensor in tensors]
+    future, _ = save(client, stager, plan, storage_ids(tensors), 1)
+    assert begun.wait(WAIT)
+    stager.wait_staged()
+    assert by_loop == [1, 1]
+    for tensor in tensors:
+        tensor.fill_(9.0)
+    assert saved(store, future.result(WAIT), plan) == before
 
 
 def test_buffers_that_forward_changes_are_taken_at_the_save_point(
@@ -243,7 +277,7 @@ def test_an_index_that_cannot_be_written_fails_the_save(
     future, where = save(client, stager, plan_of([torch.zeros(10)]), (), 1, **index)
     with pytest.raises(SaveError, match="rank 0"):
         future.result(WAIT)
-    assert store.stat(where.blob_key) is None
+    assert store.stat(where.index_key) is None
     future, _ = save(client, stager, plan_of([torch.zeros(10)]), (), 2)
     assert future.result(WAIT).blob is not None
 

@@ -104,10 +104,10 @@ def test_the_writer_steps_back_for_the_training(tmp_path: Path) -> None:
         client.arm(0)
         client.submit(WriteJob(0, target(1), 0, {})).result(60)
         process = psutil.Process(client.pid)
-        assert process.nice() == min(psutil.Process().nice() + 5, 19)
+        assert process.nice() == min(psutil.Process().nice() + 10, 19)
         group = Path(f"/proc/{client.pid}/autogroup")
         if group.exists() and "nice" in group.read_text():
-            assert group.read_text().split()[-1] == "5"
+            assert group.read_text().split()[-1] == "10"
             assert group.read_text() != Path("/proc/self/autogroup").read_text()
     finally:
         client.close()

@@ -1,0 +1,79 @@
+"""The pieces of one snapshot, copied in order by whoever has time: a background thread, and the loop once it waits."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+_NICENESS = 10
+
+
+@dataclass(frozen=True)
+class Piece:
+    copy: Callable[[], None]
+    end: int | None = None
+    """Where the snapshot is complete to once this piece and all before it are copied; None: no further than before."""
+
+
+@dataclass
+class Pieces:
+    """`advance(end)` is called as the snapshot grows from its start, never going back."""
+
+    pieces: Sequence[Piece]
+    advance: Callable[[int], None]
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _taken: int = 0
+    _copied: set[int] = field(default_factory=set)
+    _whole: int = 0  # so many from the start are copied
+    _error: BaseException | None = None
+    _over: threading.Event = field(default_factory=threading.Event)
+
+    def help(self) -> None:
+        """Copy what nobody has begun. Raises nothing: `finish` does."""
+        try:
+            while (number := self._take()) is not None:
+                self.pieces[number].copy()
+                self._put(number)
+        except BaseException as error:  # noqa: BLE001 - raised where the copies are awaited
+            self._error = error
+            self._over.set()
+
+    def finish(self) -> None:
+        """Copy what nobody has begun and wait for the rest. Raises what a copy raised."""
+        self.help()
+        if self.pieces:
+            self._over.wait()
+        if self._error is not None:
+            raise self._error
+
+    def _take(self) -> int | None:
+        with self._lock:
+            if self._error is not None or self._taken == len(self.pieces):
+                return None
+            self._taken += 1
+            return self._taken - 1
+
+    def _put(self, number: int) -> None:
+        with self._lock:
+            self._copied.add(number)
+            end: int | None = None
+            while self._whole in self._copied:
+                end = self.pieces[self._whole].end or end
+                self._whole += 1
+            if end is not None:
+                self.advance(end)
+            if self._whole == len(self.pieces):
+                self._over.set()
+
+
+def step_back() -> None:
+    """Leave the cores to the training where both want them: on two cores the loop would stand in the queue behind its
+    own snapshot. For the calling thread alone, and for good. Nothing waits long for it then: see `Pieces.help`.
+    """
+    if sys.platform == "linux":  # where each thread has a niceness of its own
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), os.getpriority(os.PRIO_PROCESS, 0) + _NICENESS)
