@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-
-_NICENESS = 10
 
 
 @dataclass(frozen=True)
@@ -68,12 +63,3 @@ class Pieces:
                 self.advance(end)
             if self._whole == len(self.pieces):
                 self._over.set()
-
-
-def step_back() -> None:
-    """Leave the cores to the training where both want them: on two cores the loop would stand in the queue behind its
-    own snapshot. For the calling thread alone, and for good. Nothing waits long for it then: see `Pieces.help`.
-    """
-    if sys.platform == "linux":  # where each thread has a niceness of its own
-        with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), os.getpriority(os.PRIO_PROCESS, 0) + _NICENESS)

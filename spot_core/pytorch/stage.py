@@ -6,9 +6,8 @@ copied before `stage` returns: forward itself changes some of them (BatchNorm's 
 late copy of those would be a different step's.
 
 The background copy holds no lock of Python's for longer than it takes to pass a list of tensors (`Tensor.copy_` runs
-without the GIL; `UntypedStorage.copy_`, on which DCP's stager is built, holds it for the whole copy). Its thread has
-less claim to the cores than the training; so `wait_staged` copies what is left by itself and waits only for the group
-that the thread has in hand.
+without the GIL; `UntypedStorage.copy_`, on which DCP's stager is built, holds it for the whole copy). `wait_staged`
+does not stand by: it copies what nobody has begun itself, and waits only for the group that the thread has in hand.
 
 On CUDA the background copies run on a side stream that first waits for what is queued on the current stream, into
 page-locked memory; `wait_staged` then makes the current stream wait for them, not the CPU.
@@ -31,7 +30,7 @@ import torch
 from spot_core.memory import local_world_size
 from spot_core.pytorch._private import foreach_copy
 from spot_core.pytorch.fetch import memory as bytes_of
-from spot_core.pytorch.pieces import Piece, Pieces, step_back
+from spot_core.pytorch.pieces import Piece, Pieces
 from spot_core.pytorch.pinning import Pinned
 from spot_core.writer import Bases, WriterClient
 from spot_core.writer.slab import Slab
@@ -158,7 +157,6 @@ class Stager:
         self._ends: list[torch.cuda.Event] = []
         self._begun: Callable[[], None] | None = None
         self._pieces = Pieces((), client.advance)
-        self._stepped_back = False
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._lookers: ThreadPoolExecutor | None = None
@@ -258,7 +256,6 @@ class Stager:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="spot-stage", daemon=True)
             self._thread.start()
-            self._stepped_back = False
 
     def _run(self) -> None:
         while (work := self._work.get()) is not None:
@@ -288,10 +285,6 @@ class Stager:
         if copies.devices:
             self._copy_from_devices(copies, ready, look)
             return
-        if not self._stepped_back:
-            # Not with devices: the loop would wait until this thread has queued all copies.
-            step_back()
-            self._stepped_back = True
         if not copies.later:
             self._client.advance(copies.plan.size)
         self._finish_pieces(self._pieces, len(copies.base_later))

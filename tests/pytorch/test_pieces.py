@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import sys
 import threading
 
 import pytest
 
-from spot_core.pytorch.pieces import Piece, Pieces, step_back
+from spot_core.pytorch.pieces import Piece, Pieces
 
 WAIT = 60
 
@@ -83,18 +81,3 @@ def test_an_error_elsewhere_ends_the_wait() -> None:
     with pytest.raises(OSError, match="no memory"):
         pieces.finish()
     background.join(WAIT)
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="niceness of one thread")
-def test_only_the_thread_that_steps_back_does() -> None:
-    before, seen = os.getpriority(os.PRIO_PROCESS, 0), list[int]()
-
-    def work() -> None:
-        step_back()
-        seen.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join(WAIT)
-    assert seen == [min(before + 10, 19)]
-    assert os.getpriority(os.PRIO_PROCESS, 0) == before

@@ -128,7 +128,7 @@ def test_stable_tensors_are_copied_in_the_background_and_awaited(
 def test_who_waits_for_the_copies_makes_those_that_nobody_has_begun(
     client: WriterClient, stager: Stager, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The background thread has less claim to the cores than a training that keeps them busy."""
+    """The one group that the background thread has in hand is all that it waits for."""
     by_loop, begun, go = [], threading.Event(), threading.Event()
     copy = stage.foreach_copy
 
