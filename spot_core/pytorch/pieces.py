@@ -23,22 +23,24 @@ class Pieces:
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _taken: int = 0
     _copied: set[int] = field(default_factory=set)
+    _ended: int = 0
     _whole: int = 0  # so many from the start are copied
     _error: BaseException | None = None
     _over: threading.Event = field(default_factory=threading.Event)
 
     def help(self) -> None:
         """Copy what nobody has begun. Raises nothing: `finish` does."""
-        try:
-            while (number := self._take()) is not None:
+        while (number := self._take()) is not None:
+            try:
                 self.pieces[number].copy()
+            except BaseException as error:  # noqa: BLE001 - raised where the copies are awaited
+                self._put(number, error)
+            else:
                 self._put(number)
-        except BaseException as error:  # noqa: BLE001 - raised where the copies are awaited
-            self._error = error
-            self._over.set()
 
     def finish(self) -> None:
-        """Copy what nobody has begun and wait for the rest. Raises what a copy raised."""
+        """Copy what nobody has begun and wait for the rest. Raises what a copy raised, once nobody copies any more: the
+        memory may be another snapshot's then."""
         self.help()
         if self.pieces:
             self._over.wait()
@@ -52,14 +54,20 @@ class Pieces:
             self._taken += 1
             return self._taken - 1
 
-    def _put(self, number: int) -> None:
+    def _put(self, number: int, error: BaseException | None = None) -> None:
         with self._lock:
-            self._copied.add(number)
+            self._ended += 1
+            self._error = self._error or error
+            if error is None:
+                self._copied.add(number)
             end: int | None = None
             while self._whole in self._copied:
                 end = self.pieces[self._whole].end or end
                 self._whole += 1
             if end is not None:
-                self.advance(end)
-            if self._whole == len(self.pieces):
+                try:
+                    self.advance(end)
+                except BaseException as lost:  # noqa: BLE001 - as in `help`
+                    self._error = self._error or lost
+            if self._ended == (len(self.pieces) if self._error is None else self._taken):
                 self._over.set()

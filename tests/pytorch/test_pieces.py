@@ -81,3 +81,25 @@ def test_an_error_elsewhere_ends_the_wait() -> None:
     with pytest.raises(OSError, match="no memory"):
         pieces.finish()
     background.join(WAIT)
+
+
+def test_an_error_is_raised_once_nobody_copies_any_more() -> None:
+    held, go, copied = threading.Event(), threading.Event(), list[int]()
+
+    def copy() -> None:
+        held.set()
+        assert go.wait(WAIT)
+        copied.append(0)
+
+    def fail() -> None:
+        threading.Timer(0.05, go.set).start()
+        raise OSError("no memory")
+
+    pieces = Pieces([Piece(copy, 1), Piece(fail, 2)], lambda end: None)
+    background = threading.Thread(target=pieces.help)
+    background.start()
+    assert held.wait(WAIT)
+    with pytest.raises(OSError, match="no memory"):
+        pieces.finish()
+    assert copied == [0]
+    background.join(WAIT)
