@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib.util
 import json
 import os
 import shutil
@@ -79,9 +80,11 @@ def _program(name: str) -> str:
 
 
 def _moto(folder: Path, port: int) -> tuple[list[str], Server]:
-    return [_program("moto_server"), "-H", "127.0.0.1", "-p", str(port)], Server(
-        "moto", "s3", "127.0.0.1", port, _s3_options(port)
-    )
+    if importlib.util.find_spec("moto") is None:
+        raise Missing("moto is not installed")
+    script = Path(__file__).with_name("atomic_moto.py")
+    command = [sys.executable, str(script), "-H", "127.0.0.1", "-p", str(port)]
+    return command, Server("moto", "s3", "127.0.0.1", port, _s3_options(port))
 
 
 def _seaweedfs(folder: Path, port: int) -> tuple[list[str], Server]:
