@@ -111,8 +111,8 @@ class Written:
     open: Open
     parts: tuple[Part, ...]
 
-    def commit(self, meta: Mapping[str, JSON]) -> Committed:
-        """Put the marker, then move the pointer.
+    def commit(self, meta: Mapping[str, JSON], durable: Callable[[Committed], None] | None = None) -> Committed:
+        """Put the marker, then move the pointer. `durable` is called in between: the pointer is a hint.
 
         Raises:
             FencedError: a newer life has begun, or has pruned this name: stop writing.
@@ -138,8 +138,11 @@ class Written:
         with writer.committing(manifest):
             self._put_marker(store, gen, data, writer.check_fence)
             self._check_not_pruned(store, gen)
+        committed = Committed(gen, manifest)
+        if durable is not None:
+            durable(committed)
         _move_pointer(store, gen)
-        return Committed(gen, manifest)
+        return committed
 
     def _put_marker(self, store: Store, gen: GenerationId, data: bytes, check_fence: Callable[[], None]) -> None:
         safe = "Earlier generations are whole."

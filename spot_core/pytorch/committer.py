@@ -201,10 +201,12 @@ class Committer:
         return Outcome(flight.step, flight.local, local=True)
 
     def _commit(self, flight: Flight, parts: Sequence[Part]) -> Outcome:
-        committed = flight.opened.seal(parts, world_size=len(parts)).commit(flight.meta)
-        flight.durable_s = self._clock.monotonic() - flight.started
-        log.info("spot: generation %s committed in %.2f s", flight.opened.id, flight.durable_s)
-        return Outcome(flight.step, committed)
+        def durable(committed: Committed) -> None:
+            flight.durable_s = self._clock.monotonic() - flight.started
+            log.info("spot: generation %s committed in %.2f s", committed.id, flight.durable_s)
+
+        written = flight.opened.seal(parts, world_size=len(parts))
+        return Outcome(flight.step, written.commit(flight.meta, durable))
 
     def _commit_locally(self, flight: Flight, parts: Sequence[Part]) -> Committed | None:
         assert flight.local_tier is not None

@@ -1,19 +1,26 @@
-"""Write one part: follow the slab's watermark, digest, store the blob, then the index. The same in both modes."""
+"""Write one part: follow the slab's watermark, store the blob, then the index. The same in both modes.
+
+The digests are taken beside the writes, not on the way: a disk or a connection that could have bytes waits for nothing,
+and once they are known the index is made ready while the last bytes are on their way.
+"""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from spot_core import layout
 from spot_core.digest import CHUNK_SIZE, bytes_digest, chunk_digest, tree_digest
-from spot_core.errors import SaveError
 from spot_core.manifest import ObjectRef, Part
 from spot_core.store import Store, put_once
+from spot_core.writer.gate import Gate
 from spot_core.writer.job import Bases, base_entry, chunks_text, finish_index
 from spot_core.writer.meter import Metered, Tell, Throttle
-from spot_core.writer.slab import Slab, round_up
+from spot_core.writer.slab import round_up
+
+_DIGESTS_BEHIND = 4 * CHUNK_SIZE
+"""Digests follow the snapshot by so much: while its first bytes come, training, snapshot and writes need the cores."""
 
 
 @dataclass(frozen=True)
@@ -24,64 +31,8 @@ class Landed:
     base_digests: tuple[bytes, ...] = ()
 
 
-class Gate:
-    """Lets threads wait for the watermark without polling: `ring` after it moved, `abort` when it never will; for what
-    base blobs the part has, which `settle` tells; and for its index, which `describe` brings."""
-
-    def __init__(self, slab: Slab) -> None:
-        self.slab = slab
-        self._moved = threading.Condition()
-        self._failure: str | None = None
-        self._bases: Bases | None = None
-        self._index: bytes | None = None
-
-    def settle(self, bases: Bases) -> None:
-        with self._moved:
-            self._bases = bases
-            self._moved.notify_all()
-
-    def wait_settled(self) -> Bases:
-        """Block until that is known, and the new base blob staged; SaveError when staging failed."""
-        with self._moved:
-            self._moved.wait_for(lambda: self._failure is not None or self._bases is not None)
-            if self._bases is None:
-                raise SaveError(f"the snapshot could not be taken: {self._failure}")
-            return self._bases
-
-    def describe(self, index: bytes) -> None:
-        with self._moved:
-            self._index = index
-            self._moved.notify_all()
-
-    def wait_described(self) -> bytes:
-        """Block until the index is there; SaveError when it never will be."""
-        with self._moved:
-            self._moved.wait_for(lambda: self._failure is not None or self._index is not None)
-            if self._index is None:
-                raise SaveError(f"the snapshot could not be taken: {self._failure}")
-            return self._index
-
-    def ring(self) -> None:
-        with self._moved:
-            self._moved.notify_all()
-
-    def abort(self, why: str) -> None:
-        with self._moved:
-            self._failure = why
-            self._moved.notify_all()
-
-    def wait_for(self, nbytes: int) -> None:
-        """Block until `nbytes` are staged; SaveError when staging failed."""
-        if self.slab.watermark >= nbytes:
-            return
-        with self._moved:
-            self._moved.wait_for(lambda: self._failure is not None or self.slab.watermark >= nbytes)
-            if self._failure is not None:
-                raise SaveError(f"the snapshot could not be taken: {self._failure}")
-
-
 class SlabSource:
-    """The slab as a `BlobSource`: a chunk is available once it is staged, and is digested on the way out.
+    """The slab as a `BlobSource`: a chunk is available once it is staged.
 
     `size` bytes from byte `start` on, a multiple of the page size; but for `start` 0 they have to be staged already.
     """
@@ -92,29 +43,39 @@ class SlabSource:
         self.size = size
         self._start = start
         self._gate = gate
-        self._digests: list[bytes | None] = [None] * -(-size // CHUNK_SIZE)
 
     def chunk(self, i: int) -> memoryview:
         start, end = self._bounds(i)
-        if not self._start:
-            self._gate.wait_for(end)
-        view = self._gate.slab.data[self._start + start : self._start + end]
-        if self._digests[i] is None:
-            self._digests[i] = chunk_digest(view)
-        return view
+        self._wait_for(end)
+        return self._gate.slab.data[self._start + start : self._start + end]
 
     def padded_chunk(self, i: int) -> memoryview | None:
         """The chunk to the end of its last page; what follows `size` there is arbitrary."""
-        self.chunk(i)
         start, end = self._bounds(i)
+        self._wait_for(end)
         return self._gate.slab.data[self._start + start : self._start + round_up(end)]
 
     def digests(self) -> list[bytes]:
         """The digests of all chunks, in order."""
-        return [digest if digest is not None else chunk_digest(self.chunk(i)) for i, digest in enumerate(self._digests)]
+        digests = []
+        for i in range(-(-self.size // CHUNK_SIZE)):
+            self._wait_for(min(self._bounds(i)[1] + _DIGESTS_BEHIND, self.size))
+            digests.append(chunk_digest(self.chunk(i)))
+        return digests
+
+    def _wait_for(self, end: int) -> None:
+        self._gate.wait_for(0 if self._start else end)
 
     def _bounds(self, i: int) -> tuple[int, int]:
         return i * CHUNK_SIZE, min((i + 1) * CHUNK_SIZE, self.size)
+
+
+@dataclass(frozen=True)
+class _Described:
+    index: bytes
+    """Encoded, and whole."""
+    digests: list[bytes]
+    base_digests: list[bytes]
 
 
 def write_staged_part(
@@ -130,7 +91,7 @@ def write_staged_part(
     throttle: Throttle | None = None,
     tell: Tell | None = None,
 ) -> Landed:
-    """Store `size` bytes of the slab and, asked for last, the encoded index; durable on return. Commits nothing.
+    """Store `size` bytes of the slab and, when they are, the encoded index; durable on return. Commits nothing.
 
     `based`: also the base blob, if there is a new one; what else there is of them goes into the index.
 
@@ -138,21 +99,35 @@ def write_staged_part(
 
     Raises StoreError (or OSError) from the store, SaveError when staging failed.
     """
-    blob, digests = None, []
-    if size:
-        source = SlabSource(gate, size)
-        store.put_blob(blob_key, source if throttle is None else Metered(source, throttle, tell))
-        digests = source.digests()
-        blob = ObjectRef(key=blob_key, size=size, digest=tree_digest(digests))
-    bases = gate.wait_settled() if based else Bases()
-    refs, entries, base_digests = list(bases.refs), list(bases.entries), list[bytes]()
-    if bases.size:
-        source, key = SlabSource(gate, bases.size, bases.start), layout.base_key(blob_key)
+
+    def put(key: str, source: SlabSource) -> None:
         store.put_blob(key, source if throttle is None else Metered(source, throttle, tell))
-        base_digests = source.digests()
-        refs.append(ObjectRef(key=key, size=bases.size, digest=tree_digest(base_digests)))
+
+    with ThreadPoolExecutor(1, thread_name_prefix="spot-digest") as beside:
+        described = beside.submit(_describe, gate, size, index, based)
+        try:
+            if size:
+                put(blob_key, SlabSource(gate, size))
+            bases = gate.wait_settled() if based else Bases()
+            base_key = layout.base_key(blob_key)
+            if bases.size:
+                put(base_key, SlabSource(gate, bases.size, bases.start))
+        except BaseException as error:
+            gate.abort(f"its bytes could not be written ({error})")  # nobody needs the digests any more
+            raise
+    known = described.result()
+    put_once(store, index_key, known.index)
+    blob = ObjectRef(blob_key, size, tree_digest(known.digests)) if size else None
+    new = [ObjectRef(base_key, bases.size, tree_digest(known.base_digests))] if bases.size else []
+    ref = ObjectRef(key=index_key, size=len(known.index), digest=bytes_digest(known.index))
+    return Landed(Part(rank, blob, ref, (*bases.refs, *new)), tuple(known.base_digests))
+
+
+def _describe(gate: Gate, size: int, index: Callable[[], bytes], based: bool) -> _Described:
+    digests = SlabSource(gate, size).digests()
+    bases = gate.wait_settled() if based else Bases()
+    entries, base_digests = list(bases.entries), list[bytes]()
+    if bases.size:
+        base_digests = SlabSource(gate, bases.size, bases.start).digests()
         entries.append(base_entry(chunks_text(base_digests), bases.tensors))
-    text = finish_index(index(), digests, entries)
-    put_once(store, index_key, text)
-    ref = ObjectRef(key=index_key, size=len(text), digest=bytes_digest(text))
-    return Landed(Part(rank=rank, blob=blob, index=ref, bases=tuple(refs)), tuple(base_digests))
+    return _Described(finish_index(index(), digests, entries), digests, base_digests)

@@ -12,8 +12,9 @@ from spot_core.manifest import Part
 from spot_core.store import Store
 from spot_core.tiers import LocalTier
 from spot_core.writer.drain import DrainJob, drain_part
+from spot_core.writer.gate import Gate
 from spot_core.writer.meter import Tell, Throttle
-from spot_core.writer.part import Gate, Landed, write_staged_part
+from spot_core.writer.part import Landed, write_staged_part
 
 
 @dataclass(frozen=True)

@@ -24,9 +24,9 @@ from spot_core.errors import SaveError
 from spot_core.store import LocalStore, open_store
 from spot_core.tiers import LocalTier
 from spot_core.writer.drain import DrainJob
+from spot_core.writer.gate import Gate
 from spot_core.writer.job import Bases, unpack_index
 from spot_core.writer.meter import Throttle
-from spot_core.writer.part import Gate
 from spot_core.writer.places import Places
 from spot_core.writer.slab import Slab
 from spot_core.writer.wire import Frame, Wire

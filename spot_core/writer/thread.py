@@ -8,9 +8,10 @@ import threading
 from collections.abc import Callable
 
 from spot_core.writer.drain import DrainJob
+from spot_core.writer.gate import Gate
 from spot_core.writer.job import Bases, WriteJob, encode_index, fields_of
 from spot_core.writer.meter import Tell
-from spot_core.writer.part import Gate, Landed
+from spot_core.writer.part import Landed
 from spot_core.writer.places import Places
 from spot_core.writer.slab import Slab
 

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from spot_core import GenerationId, Run, TransientStoreError
+from spot_core import GenerationId, Run, TransientStoreError, layout
+from spot_core.generation import Committed
 from spot_core.store import LocalStore, MemoryStore, Store
 from spot_core.testing import CRASH_MODES, CrashingStore, FailingStore, LostReplyStore, SimulatedCrash, StoreWrapper
 
@@ -110,6 +111,21 @@ def test_the_pointer_moves_last() -> None:
     assert len(moves) == 3
     for index in moves:
         assert puts[index - 1][1].endswith("/COMMIT.json")
+
+
+def test_a_commit_is_told_when_its_marker_is_there() -> None:
+    """And not a pointer later: that is a hint."""
+    store = MemoryStore()
+    opened = Run.open(store).claim().begin(1)
+    told: list[tuple[str, bool]] = []
+
+    def durable(committed: Committed) -> None:
+        assert [found.id for found in Run.open(store).discover().generations] == [committed.id]
+        told.append((committed.id.name, store.stat(layout.POINTER) is not None))
+
+    committed = opened.seal([opened.write(0, {"w": b"x"})], world_size=1).commit({}, durable)
+    assert told == [(committed.id.name, False)]
+    assert store.stat(layout.POINTER) is not None
 
 
 def test_two_crashes_in_a_row() -> None:
