@@ -19,14 +19,22 @@ class Gate:
 
     def __init__(self, slab: Slab) -> None:
         self.slab = slab
-        self._moved = threading.Condition()
+        self._lock = threading.Lock()
+        self._waiting: list[tuple[Callable[[], bool], threading.Event]] = []
         self._failure: str | None = None
         self._bases: Bases | None = None
         self._index: bytes | None = None
 
     def ring(self) -> None:
-        with self._moved:
-            self._moved.notify_all()
+        # Wakes those only who can go on: the others would be in their way, since a woken thread asks for the
+        # interpreter first.
+        with self._lock:
+            waiting, self._waiting = self._waiting, []
+            for ready, turn in waiting:
+                if self._over(ready):
+                    turn.set()
+                else:
+                    self._waiting.append((ready, turn))
 
     def settle(self, bases: Bases) -> None:
         self._bases = bases
@@ -57,7 +65,15 @@ class Gate:
         return self._index
 
     def _wait(self, ready: Callable[[], bool]) -> None:
-        with self._moved:
-            self._moved.wait_for(lambda: self._failure is not None or ready())
+        turn = threading.Event()
+        with self._lock:
+            if self._over(ready):
+                turn.set()
+            else:
+                self._waiting.append((ready, turn))
+        turn.wait()
         if self._failure is not None:
             raise SaveError(f"the snapshot could not be taken: {self._failure}")
+
+    def _over(self, ready: Callable[[], bool]) -> bool:
+        return self._failure is not None or ready()
