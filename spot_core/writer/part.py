@@ -1,13 +1,13 @@
 """Write one part: follow the slab's watermark, store the blob, then the index. The same in both modes.
 
-The digests are taken beside the writes, not on the way: a disk or a connection that could have bytes waits for nothing,
-and once they are known the index is made ready while the last bytes are on their way.
+The digests are taken beside the writes, not on the way: a disk or a connection that could have bytes waits for nothing.
+Once they are known the index is stored, while the last bytes are on their way: only the marker has to come after all.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, wait
 from dataclasses import dataclass
 
 from spot_core import layout
@@ -72,8 +72,7 @@ class SlabSource:
 
 @dataclass(frozen=True)
 class _Described:
-    index: bytes
-    """Encoded, and whole."""
+    index: ObjectRef
     digests: list[bytes]
     base_digests: list[bytes]
 
@@ -87,11 +86,14 @@ def write_staged_part(
     index_key: str,
     size: int,
     index: Callable[[], bytes],
+    beside: Executor,
     based: bool = False,
     throttle: Throttle | None = None,
     tell: Tell | None = None,
 ) -> Landed:
-    """Store `size` bytes of the slab and, when they are, the encoded index; durable on return. Commits nothing.
+    """Store `size` bytes of the slab, and the encoded index; durable on return. Commits nothing.
+
+    `beside`: takes the digests and stores the index meanwhile, on one thread that is free.
 
     `based`: also the base blob, if there is a new one; what else there is of them goes into the index.
 
@@ -103,31 +105,33 @@ def write_staged_part(
     def put(key: str, source: SlabSource) -> None:
         store.put_blob(key, source if throttle is None else Metered(source, throttle, tell))
 
-    with ThreadPoolExecutor(1, thread_name_prefix="spot-digest") as beside:
-        described = beside.submit(_describe, gate, size, index, based)
-        try:
-            if size:
-                put(blob_key, SlabSource(gate, size))
-            bases = gate.wait_settled() if based else Bases()
-            base_key = layout.base_key(blob_key)
-            if bases.size:
-                put(base_key, SlabSource(gate, bases.size, bases.start))
-        except BaseException as error:
-            gate.abort(f"its bytes could not be written ({error})")  # nobody needs the digests any more
-            raise
+    described = beside.submit(_describe, store, index_key, gate, size, index, based)
+    try:
+        if size:
+            put(blob_key, SlabSource(gate, size))
+        bases = gate.wait_settled() if based else Bases()
+        base_key = layout.base_key(blob_key)
+        if bases.size:
+            put(base_key, SlabSource(gate, bases.size, bases.start))
+    except BaseException as error:
+        gate.abort(f"its bytes could not be written ({error})")  # nobody needs the digests any more
+        wait([described])
+        raise
     known = described.result()
-    put_once(store, index_key, known.index)
     blob = ObjectRef(blob_key, size, tree_digest(known.digests)) if size else None
     new = [ObjectRef(base_key, bases.size, tree_digest(known.base_digests))] if bases.size else []
-    ref = ObjectRef(key=index_key, size=len(known.index), digest=bytes_digest(known.index))
-    return Landed(Part(rank, blob, ref, (*bases.refs, *new)), tuple(known.base_digests))
+    return Landed(Part(rank, blob, known.index, (*bases.refs, *new)), tuple(known.base_digests))
 
 
-def _describe(gate: Gate, size: int, index: Callable[[], bytes], based: bool) -> _Described:
+def _describe(
+    store: Store, index_key: str, gate: Gate, size: int, index: Callable[[], bytes], based: bool
+) -> _Described:
     digests = SlabSource(gate, size).digests()
     bases = gate.wait_settled() if based else Bases()
     entries, base_digests = list(bases.entries), list[bytes]()
     if bases.size:
         base_digests = SlabSource(gate, bases.size, bases.start).digests()
         entries.append(base_entry(chunks_text(base_digests), bases.tensors))
-    return _Described(finish_index(index(), digests, entries), digests, base_digests)
+    text = finish_index(index(), digests, entries)
+    put_once(store, index_key, text)
+    return _Described(ObjectRef(index_key, len(text), bytes_digest(text)), digests, base_digests)

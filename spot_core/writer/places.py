@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import Any
 
 from spot_core import memory
 from spot_core.errors import SaveError
 from spot_core.manifest import Part
-from spot_core.store import Store
+from spot_core.store import LocalStore, Store
 from spot_core.tiers import LocalTier
 from spot_core.writer.drain import DrainJob, drain_part
 from spot_core.writer.gate import Gate
@@ -25,16 +26,21 @@ class Places:
     local: LocalTier | None = None
     throttle: Throttle = field(default_factory=lambda: Throttle(None))
 
-    def write(self, gate: Gate, fields: Mapping[str, Any], index: Callable[[], bytes], tell: Tell | None) -> Landed:
-        """Write a staged part to the place that its job names. Raises StoreError, OSError, SaveError."""
-        where = {name: fields[name] for name in ("rank", "blob_key", "index_key", "size")}
-        where["based"] = bool(fields["base_room"])
+    def write(
+        self, gate: Gate, fields: Mapping[str, Any], index: Callable[[], bytes], tell: Tell | None, beside: Executor
+    ) -> Landed:
+        """Write a staged part to the place that its job names; `beside` as in `write_staged_part`.
+
+        Raises StoreError, OSError, SaveError.
+        """
+        where: dict[str, Any] = {name: fields[name] for name in ("rank", "blob_key", "index_key", "size")}
+        where |= {"based": bool(fields["base_room"]), "index": index, "beside": beside}
         if not fields["local"]:
-            return write_staged_part(self.store, gate, **where, index=index, throttle=self.throttle, tell=tell)
+            return write_staged_part(self.store, gate, **where, throttle=self.throttle, tell=tell)
         tier = self._tier()
         nbytes = int(fields["size"]) + int(fields["base_room"])
         tier.make_room(fields["spare"], fields["extra"], nbytes * memory.local_world_size())
-        return write_staged_part(tier.store, gate, **where, index=index)
+        return write_staged_part(tier.store, gate, **where)
 
     def drain(self, job: DrainJob, tell: Tell | None) -> Part:
         """Raises as `drain_part`."""
@@ -43,8 +49,13 @@ class Places:
     def to_json(self) -> dict[str, Any]:
         """For a writer process, which opens them again. Carries the storage options: never logged."""
         local = None if self.local is None else {"root": self.local.store.uri, "run_id": self.local.run_id}
-        options = dict(self.store.storage_options)
-        return {"uri": self.store.uri, "storage_options": options, "local": local, "bytes_s": self.throttle.bytes_s}
+        return {
+            "uri": self.store.uri,
+            "storage_options": dict(self.store.storage_options),
+            "local": local,
+            "bytes_s": self.throttle.bytes_s,
+            "uploads": not isinstance(self.store, LocalStore),
+        }
 
     def _tier(self) -> LocalTier:
         if self.local is None:

@@ -205,8 +205,7 @@ def _spawn(fd: int) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "spot_core.writer", str(fd), str(os.getpid()), str(int(main_thread))]
     if sys.version_info >= (3, 11):
         command.insert(1, "-P")  # the working directory may hold a file named like one of the standard library
-    # A new session keeps away what a terminal or launcher sends to the trainer's process group. Until the process
-    # ignores the signals itself it has them blocked: a mask is inherited.
+    # Until the process ignores the signals itself it has them blocked: a mask is inherited.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED_SIGNALS)
     try:
         return subprocess.Popen(
@@ -214,7 +213,6 @@ def _spawn(fd: int) -> subprocess.Popen[bytes]:
             pass_fds=(fd,),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            start_new_session=True,
             env=_environment(),
         )
     finally:

@@ -17,7 +17,7 @@ import signal
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from functools import partial
 from typing import NoReturn
 
 from spot_core.errors import SaveError
@@ -34,11 +34,16 @@ from spot_core.writer.wire import Frame, Wire
 logger = logging.getLogger(__name__)
 
 IGNORED_SIGNALS = tuple(
-    getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2") if hasattr(signal, name)
+    getattr(signal, name)
+    for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGTTOU")
+    if hasattr(signal, name)
 )
-"""Sent to whole process groups or control groups by schedulers; the trainer acts on them, the writer must not."""
+"""Sent to whole process groups or control groups by schedulers; the trainer acts on them, the writer must not. SIGTTOU
+meets a process group in the background that writes to its terminal."""
 
 _NICENESS = 10
+"""Added to the trainer's for whatever takes a core for a while: digests, the index, an upload."""
+
 _PR_SET_PDEATHSIG = 1
 _PARENT_POLL_MS = 1000  # only where there is no pidfd
 
@@ -51,6 +56,10 @@ class _Server:
         self._jobs = ThreadPoolExecutor(max_workers=1, thread_name_prefix="spot-write")
         # Beside them: the next snapshot is written to the local tier while the one before is still drained.
         self._drains = ThreadPoolExecutor(max_workers=1, thread_name_prefix="spot-drain")
+        # Writes to a disk need a core for moments only, but at once: their threads are as nice as the trainer, or each
+        # would wait for the training's turn to end.
+        self._step_back = partial(_step_back, os.getpriority(os.PRIO_PROCESS, 0))
+        self._beside = ThreadPoolExecutor(1, thread_name_prefix="spot-digest", initializer=self._step_back)
         self._where: Frame | None = None
         self._places: Places | None = None
         self._opening = threading.Lock()
@@ -73,6 +82,8 @@ class _Server:
             self._attach(frame)
         elif frame.op == "open":
             self._where = frame
+            if frame.fields["uploads"]:
+                self._step_back()  # with all threads that this one starts from here on
             self._jobs.submit(self._warm_up)
         return frame.op != "close"
 
@@ -123,7 +134,7 @@ class _Server:
         job = frame.fields
         try:
             landed = self._open_places().write(
-                gate, job, lambda: unpack_index(job["rank"], gate.wait_described()), self._tell
+                gate, job, lambda: unpack_index(job["rank"], gate.wait_described()), self._tell, self._beside
             )
         except BaseException as error:  # noqa: BLE001 - everything is reported to the trainer, whose policy decides
             self._failed(job["job"], error)
@@ -150,6 +161,9 @@ class _Server:
 def main(argv: list[str]) -> NoReturn:
     """Serve until the trainer asks for the end or is gone."""
     fd, parent, main_thread = int(argv[0]), int(argv[1]), argv[2] == "1"
+    # A process group of its own keeps away what a terminal or launcher sends to the trainer's. Not a session: where the
+    # kernel shares the cores between sessions first (sched_autogroup), niceness would not count against the trainer.
+    os.setpgid(0, 0)
     for number in IGNORED_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, IGNORED_SIGNALS)  # blocked by the trainer while this process started
@@ -158,7 +172,6 @@ def main(argv: list[str]) -> NoReturn:
     pidfd = _open_pidfd(parent)
     if os.getppid() != parent:
         os._exit(1)  # it went before the ropes were tied
-    _step_back()
     threading.current_thread().name = "spot-writer"
     _serve(Wire(socket.socket(fileno=fd)), pidfd, parent)
 
@@ -181,14 +194,10 @@ def _serve(wire: Wire, pidfd: int | None, parent: int) -> NoReturn:
     os._exit(0)
 
 
-def _step_back() -> None:
-    """Leave the cores to the training where both want them."""
+def _step_back(niceness: int) -> None:
+    """Leave the cores to the training, whose niceness is given, where both want them: the calling thread (on Linux)."""
     with contextlib.suppress(OSError):
-        os.nice(_NICENESS)
-    # Where the kernel groups tasks by session (sched_autogroup), this process's own session is a group by itself, and
-    # niceness counts inside a group only; the group has one of its own.
-    with contextlib.suppress(OSError):
-        Path("/proc/self/autogroup").write_text(str(_NICENESS))
+        os.setpriority(os.PRIO_PROCESS, 0, min(niceness + _NICENESS, 19))
 
 
 def _die_with_parent() -> None:

@@ -6,6 +6,7 @@ import os
 import queue
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 from spot_core.writer.drain import DrainJob
 from spot_core.writer.gate import Gate
@@ -81,7 +82,9 @@ class ThreadBackend:
 
     def _write(self, gate: Gate, number: int, job: WriteJob) -> None:
         try:
-            landed = self._places.write(gate, fields_of(job), lambda: encode_index(job), self._tell)
+            # One of this job's own, too, since it may hang like the job.
+            with ThreadPoolExecutor(1, thread_name_prefix="spot-digest") as beside:
+                landed = self._places.write(gate, fields_of(job), lambda: encode_index(job), self._tell, beside)
         except BaseException as error:  # noqa: BLE001 - everything is reported to the trainer, whose policy decides
             self._on_end(number, error)
         else:

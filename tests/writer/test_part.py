@@ -1,6 +1,7 @@
 """One part, written while its snapshot is taken: digests beside the writes, and an end of all threads when one fails.
 
-Seen to fail with digests that do not wait for the snapshot, and without the abort when a write has failed.
+Seen to fail with digests that do not wait for the snapshot, without the abort when a write has failed, and with an
+index that is stored after the blob.
 """
 
 from __future__ import annotations
@@ -8,14 +9,14 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 
 import pytest
 
 from spot_core.digest import CHUNK_SIZE, chunk_digest, tree_digest
 from spot_core.errors import SaveError, StoreError
 from spot_core.parts import PartIndex
-from spot_core.store import MemoryStore
+from spot_core.store import BlobSource, MemoryStore
 from spot_core.testing.stores import FailingStore
 from spot_core.writer.gate import Gate
 from spot_core.writer.job import Bases, WriteJob, encode_index
@@ -35,13 +36,20 @@ def slab() -> Iterator[Slab]:
     slab.close()
 
 
+@pytest.fixture
+def beside() -> Iterator[Executor]:
+    with ThreadPoolExecutor(1) as pool:
+        yield pool
+
+
 @pytest.mark.parametrize("size", [1, CHUNK_SIZE, CHUNK_SIZE + 1, 6 * CHUNK_SIZE - 5])
-def test_digests_are_those_of_the_whole_snapshot(slab: Slab, size: int) -> None:
+def test_digests_are_those_of_the_whole_snapshot(slab: Slab, beside: Executor, size: int) -> None:
     """The memory holds another snapshot when the write begins, and this one chunk by chunk."""
     slab.data[:] = b"\xff" * len(slab.data)
     store, gate, data = MemoryStore(), Gate(slab), os.urandom(size)
     with ThreadPoolExecutor(1) as pool:
-        writing = pool.submit(write_staged_part, store, gate, **KEYS, size=size, index=gate.wait_described)
+        job = {**KEYS, "size": size, "index": gate.wait_described, "beside": beside}
+        writing = pool.submit(write_staged_part, store, gate, **job)
         for start in range(0, size, CHUNK_SIZE):
             end = min(start + CHUNK_SIZE, size)
             slab.data[start:end] = data[start:end]
@@ -56,23 +64,45 @@ def test_digests_are_those_of_the_whole_snapshot(slab: Slab, size: int) -> None:
     assert PartIndex.read(store, part).digests == tuple(expected)
 
 
-def test_a_write_that_fails_waits_for_no_more_of_the_snapshot(slab: Slab) -> None:
+def test_a_write_that_fails_waits_for_no_more_of_the_snapshot(slab: Slab, beside: Executor) -> None:
     """Half of it is there, and the rest never comes."""
     slab.watermark = CHUNK_SIZE
     store = FailingStore(MemoryStore(), lambda _, verb, __: StoreError("no room") if verb == "put_blob" else None)
+    job = {**KEYS, "size": 2 * CHUNK_SIZE, "index": lambda: b"{}", "beside": beside}
     with pytest.raises(StoreError, match="no room"):
-        _in_time(lambda: write_staged_part(store, Gate(slab), **KEYS, size=2 * CHUNK_SIZE, index=lambda: b"{}"))
+        _in_time(lambda: write_staged_part(store, Gate(slab), **job))
     assert not list(store.inner.list(""))
 
 
-def test_an_index_that_cannot_be_had_fails_the_write(slab: Slab) -> None:
+def test_an_index_that_cannot_be_had_fails_the_write(slab: Slab, beside: Executor) -> None:
     def broken() -> bytes:
         raise ValueError("not JSON")
 
     slab.watermark, store = CHUNK_SIZE, MemoryStore()
+    job = {**KEYS, "size": CHUNK_SIZE, "index": broken, "beside": beside}
     with pytest.raises(ValueError, match="not JSON"):
-        _in_time(lambda: write_staged_part(store, Gate(slab), **KEYS, size=CHUNK_SIZE, index=broken))
+        _in_time(lambda: write_staged_part(store, Gate(slab), **job))
     assert [info.key for info in store.list("")] == [KEYS["blob_key"]]
+
+
+def test_the_index_is_stored_while_the_blob_is_on_its_way(slab: Slab, beside: Executor) -> None:
+    indexed = threading.Event()
+
+    class Slow(MemoryStore):
+        def put_blob(self, key: str, source: BlobSource) -> None:
+            assert indexed.wait(WAIT), "the index waits for the blob"
+            super().put_blob(key, source)
+
+        def put_if_absent(self, key: str, data: bytes) -> None:
+            super().put_if_absent(key, data)
+            indexed.set()
+
+    slab.watermark, store = CHUNK_SIZE, Slow()
+    index = encode_index(WriteJob(0, target(1), CHUNK_SIZE, {}))
+    job = {**KEYS, "size": CHUNK_SIZE, "index": lambda: index, "beside": beside}
+    part = _in_time(lambda: write_staged_part(store, Gate(slab), **job)).part
+    assert PartIndex.read(store, part).digests == (chunk_digest(bytes(slab.data[:CHUNK_SIZE])),)
+    assert {info.key for info in store.list("")} == {KEYS["blob_key"], KEYS["index_key"]}
 
 
 def test_after_an_abort_nobody_goes_on_with_what_is_there_already(slab: Slab) -> None:
