@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from spot_core.pytorch.codec import KIND
+from spot_core.pytorch.form import Form, Unknown
 from spot_core.pytorch.plan import SameTensors
 from spot_core.pytorch.state import PLAIN_TENSORS, Split, Splitter
 
@@ -26,39 +27,43 @@ _Known = tuple[dict[str, Any], type[torch.Tensor], int, torch.Size, tuple[int, .
 gradients, and whether another that reads it so may be conjugated or negated (a bit that no other question shows)."""
 
 
-class _Unknown(Exception):
-    """Something that the save before did not hold in this place."""
-
-
 class Resplitter:
     """`split` for a state that is taken apart again and again."""
 
     def __init__(self) -> None:
         self._known: dict[str, _Known] = {}
         self._tensors = SameTensors()
+        self._form: Form | None = None
+        self._outside = 0
 
     def split(self, value: Any, *, droppable: Collection[str] = (), allow_pickle: bool = False) -> Split:
         """As `state.split`. The returned tensors are the same object as before when only values changed."""
-        if self._known:
+        if self._form is not None:
             again = _Again(droppable, allow_pickle, self._known)
             try:
-                tree = again.split(value).tree
-            except (_Unknown, RuntimeError):
+                tree = self._form.again(value, again.encode)
+            except (Unknown, RuntimeError):
                 pass  # taken apart anew, which says what is wrong if something is
             else:
-                if again.found == len(self._known) and not again.objects:
+                if again.found == self._outside and not again.objects:
                     return Split(tree, self._tensors, {})
         self.forget()
         first = _First(droppable, allow_pickle)
         found = first.split(value)
         if not first.plain or found.objects:
             return found
+        outside = _Again(droppable, allow_pickle, first.known)
+        try:
+            self._form = Form.of(value, found.tree, outside.encode)
+        except (Unknown, RuntimeError):
+            return found
+        self._outside = outside.found
         self._known, self._tensors = first.known, SameTensors(found.tensors)
         return Split(found.tree, self._tensors, found.objects)
 
     def forget(self) -> None:
         """Let go of the memory of the state."""
-        self._known, self._tensors = {}, SameTensors()
+        self._known, self._tensors, self._form = {}, SameTensors(), None
 
 
 class _First(Splitter):
@@ -89,14 +94,15 @@ class _First(Splitter):
 
 
 class _Again(Splitter):
+    """For what the form does not look into: its tensors are known by their paths."""
+
     def __init__(self, droppable: Collection[str], allow_pickle: bool, known: dict[str, _Known]) -> None:
         super().__init__(droppable, allow_pickle)
         self._known = known
         self.found = 0
 
     def encode(self, value: Any, path: str) -> Any:
-        # Runs for every value in every save, on the training's thread: cheap questions only. A tensor without memory of
-        # its own (a sparse one) raises RuntimeError when asked for its address.
+        # A tensor without memory of its own (a sparse one) raises RuntimeError when asked for its address.
         known = self._known.get(path)
         if known is None:
             return super().encode(value, path)
@@ -110,15 +116,15 @@ class _Again(Splitter):
             or value.requires_grad is not requires_grad
             or (may_be_lazy and _is_lazy(value))
         ):
-            raise _Unknown
+            raise Unknown
         self.found += 1
         return node
 
     def tensor(self, value: torch.Tensor, path: str) -> Any:
-        raise _Unknown
+        raise Unknown
 
     def store(self, tensor: torch.Tensor, path: str) -> str:
-        raise _Unknown  # of something made anew by each split: an array, a shard
+        raise Unknown  # of something made anew by each split: an array, a shard
 
 
 def _is_lazy(value: torch.Tensor) -> bool:

@@ -102,7 +102,7 @@ class Splitter:
             return {KIND: "tensor", "fqn": self.store(value, path)}
         fields = namedtuple_fields(cls)
         if fields is not None:
-            items = [self.encode(item, _sub(path, name)) for name, item in zip(fields, value, strict=True)]
+            items = [self.encode(item, sub_path(path, name)) for name, item in zip(fields, value, strict=True)]
             return codec.namedtuple_node(value, fields, items)
         return self._object(value, path)
 
@@ -111,7 +111,7 @@ class Splitter:
         return [
             [key, self.encode(item, root + key)]
             if type(key) is str
-            else [self.encode(key, f"{root}{i}(key)"), self.encode(item, root + _key_name(key, i))]
+            else [self.encode(key, f"{root}{i}(key)"), self.encode(item, root + key_name(key, i))]
             for i, (key, item) in enumerate(value.items())
         ]
 
@@ -125,7 +125,7 @@ class Splitter:
     def ordered_dict(self, value: OrderedDict[Any, Any], path: str) -> Any:
         node = {KIND: "ordered_dict", "items": self.pairs(value, path)}
         if vars(value):  # `Module.state_dict()` hangs its version metadata on the dict itself
-            node["attributes"] = self.dict(vars(value), _sub(path, "(attributes)"))
+            node["attributes"] = self.dict(vars(value), sub_path(path, "(attributes)"))
         return node
 
     def default_dict(self, value: defaultdict[Any, Any], path: str) -> Any:
@@ -139,7 +139,7 @@ class Splitter:
         return {KIND: "counter", "items": self.pairs(value, path)}
 
     def items(self, value: Collection[Any], path: str) -> list[Any]:
-        return [self.encode(item, _sub(path, str(i))) for i, item in enumerate(value)]
+        return [self.encode(item, sub_path(path, str(i))) for i, item in enumerate(value)]
 
     def array(self, value: np.ndarray[Any, Any], path: str) -> Any:
         if value.dtype.hasobject or value.dtype.names is not None:
@@ -240,11 +240,11 @@ _CONTAINERS: dict[type, Callable[[Splitter, Any, str], Any]] = {
 }
 
 
-def _sub(path: str, name: str) -> str:
+def sub_path(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
 
 
-def _key_name(key: Any, position: int) -> str:
+def key_name(key: Any, position: int) -> str:
     return str(key) if type(key) in (str, int, bool, float, type(None)) else f"{position}"
 
 

@@ -1,9 +1,18 @@
-"""A state taken apart again gives what `split` gives, and the very same tensors when only values changed (W2)."""
+"""A state taken apart again gives what `split` gives, and the very same tensors when only values changed (W2).
+
+Seen to fail with plain values compared by `==`, with keys whose types are not looked at, without the look at attributes,
+lengths or classes of containers, and with a tree that is changed in place.
+"""
 
 from __future__ import annotations
 
+import json
+import struct
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable
-from typing import Any
+from enum import IntEnum
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -95,6 +104,109 @@ def test_a_change_is_seen(change: str) -> None:
             assert views(parts) == views(fresh)
 
 
+class Two(IntEnum):
+    ONE = 1
+
+
+PLAIN: dict[str, tuple[Any, Any]] = {
+    "counted": (1, 2),
+    "a bool for a number": (1, True),
+    "a float for a number": (1, 1.0),
+    "an enum for a number": (1, Two.ONE),
+    "the other zero": (0.0, -0.0),
+    "another nan": (float("nan"), struct.unpack(">d", bytes.fromhex("7ff8000000000001"))[0]),
+    "something for nothing": (None, [1]),
+    "a tuple for a list": ([1, 2], (1, 2)),
+    "bytes that marshal alike": ("ab", b"ab"),
+    "an array scalar": (1.5, np.float64(1.5)),
+    "the other order": ({"a": 1, "b": 2}, {"b": 2, "a": 1}),
+    "another key": ({1: "x"}, {True: "x"}),
+    "an ordered dict": ({"a": 1}, OrderedDict(a=1)),
+    "deep inside": ({"a": [{"b": (1, [2])}]}, {"a": [{"b": (1, [3])}]}),
+    "a set": ({1, 2}, {1, 3}),
+    "a path": (Path("a"), Path("b")),
+    "a big number": (1 << 70, 1 << 71),
+}
+
+
+@pytest.mark.parametrize("kind", PLAIN)
+def test_plain_values_are_those_of_now(kind: str) -> None:
+    """Beside tensors that stay, in every kind of container; the text tells more apart than `==` does."""
+    before, after = PLAIN[kind]
+    weight, splitter = torch.ones(3), Resplitter()
+
+    def around(value: Any) -> State:
+        ordered = OrderedDict(w=weight, v=value)
+        ordered.about = {"v": value}  # type: ignore[attr-defined]
+        numbered = {3: {"z": value, "a": weight}, 4: value}
+        return {"v": value, "list": [value, weight], "tuple": (weight, value), "n": numbered, "o": ordered}
+
+    first = splitter.split(around(before))
+    for value in (before, after, before, after):
+        parts = splitter.split(around(value))
+        assert parts.tensors is first.tensors
+        assert json.dumps(parts.tree) == json.dumps(split(around(value)).tree)
+    assert json.dumps(first.tree) == json.dumps(split(around(before)).tree), "it was given away already"
+
+
+def test_nothing_is_made_anew_for_the_same_values() -> None:
+    splitter, now = Resplitter(), state()
+    assert splitter.split(now).tree is splitter.split(now).tree
+
+
+class Pair(NamedTuple):
+    left: torch.Tensor
+    right: torch.Tensor
+
+
+@pytest.mark.parametrize(
+    "around",
+    [
+        lambda t: defaultdict(list, {"a": t}),
+        lambda t: Pair(t, t),
+        lambda t: deque([t]),
+        lambda t: {(1, 2): t},
+        lambda t: {True: t},
+        lambda t: {1: t, "a": t},
+    ],
+)
+def test_tensors_in_other_containers_are_recognised_too(around: Callable[[torch.Tensor], Any]) -> None:
+    splitter, one = Resplitter(), torch.ones(2)
+    before = splitter.split({"x": around(one), "y": one})
+    assert splitter.split({"x": around(one), "y": one}).tensors is before.tensors
+    moved = splitter.split({"x": around(torch.zeros(2)), "y": one})
+    assert moved.tensors is not before.tensors
+    assert sorted(t.sum().item() for t in moved.tensors.values())[0] == 0.0
+
+
+BOXES: dict[str, Callable[[torch.Tensor], tuple[Any, Any]]] = {
+    "attributes gone": lambda t: (_with_attributes({"v": 1}, t), OrderedDict(w=t)),
+    "attributes come": lambda t: (OrderedDict(w=t), _with_attributes({"v": 1}, t)),
+    "a dict for an ordered one": lambda t: (OrderedDict(w=t), {"w": t}),
+    "a key of another type": lambda t: ({1: t}, {True: t}),
+    "a tuple for a list": lambda t: ([t], (t,)),
+    "one more in a list": lambda t: ([t, 1], [t, 1, 2]),
+    "the other order": lambda t: ({"a": t, "b": 1}, {"b": 1, "a": t}),
+    "a tensor for a number": lambda t: ([t, 1], [t, t]),
+    "a number for a tensor": lambda t: ([t, t], [t, 1]),
+}
+
+
+def _with_attributes(attributes: dict[str, Any], tensor: torch.Tensor) -> OrderedDict[str, Any]:
+    ordered = OrderedDict(w=tensor)
+    vars(ordered).update(attributes)
+    return ordered
+
+
+@pytest.mark.parametrize("change", BOXES)
+def test_another_container_is_seen(change: str) -> None:
+    before, after = BOXES[change](torch.ones(2))
+    splitter = Resplitter()
+    splitter.split({"x": before})
+    for value in (before, after, after, before):
+        assert json.dumps(splitter.split({"x": value}).tree) == json.dumps(split({"x": value}).tree)
+
+
 def test_conjugates_are_resolved_at_every_save() -> None:
     splitter, value = Resplitter(), torch.tensor([1 + 2j])
     splitter.split({"z": value})
@@ -102,6 +214,15 @@ def test_conjugates_are_resolved_at_every_save() -> None:
     value.fill_(3 + 1j)
     assert splitter.split({"z": value.conj()}).tensors["z"].tolist() == [3 - 1j]
     assert splitter.split({"z": value}).tensors["z"].tolist() == [3 + 1j]
+
+
+@pytest.mark.parametrize("value", [torch.tensor([1 + 2j]), torch.tensor([1 + 2j, 3 + 4j])])
+def test_negated_views_are_resolved_at_every_save(value: torch.Tensor) -> None:
+    splitter = Resplitter()
+    expected = value.imag.tolist()
+    assert splitter.split({"y": value.imag}).tensors["y"].tolist() == expected
+    assert splitter.split({"y": value.conj().imag}).tensors["y"].tolist() == [-number for number in expected]
+    assert splitter.split({"y": value.imag}).tensors["y"].tolist() == expected
 
 
 def test_paths_that_spell_alike_are_not_mistaken() -> None:
