@@ -1,6 +1,6 @@
 """A state taken apart again gives what `split` gives, and the very same tensors when only values changed (W2).
 
-Seen to fail with plain values compared by `==`, with keys whose types are not looked at, without the look at attributes,
+Seen to fail with plain values compared by `==`, with keys whose types are not looked at, without a look at attributes,
 lengths or classes of containers, and with a tree that is changed in place.
 """
 
