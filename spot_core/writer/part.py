@@ -19,9 +19,6 @@ from spot_core.writer.job import Bases, base_entry, chunks_text, finish_index
 from spot_core.writer.meter import Metered, Tell, Throttle
 from spot_core.writer.slab import round_up
 
-_DIGESTS_BEHIND = 4 * CHUNK_SIZE
-"""Digests follow the snapshot by so much: while its first bytes come, training, snapshot and writes need the cores."""
-
 
 @dataclass(frozen=True)
 class Landed:
@@ -56,12 +53,10 @@ class SlabSource:
         return self._gate.slab.data[self._start + start : self._start + round_up(end)]
 
     def digests(self) -> list[bytes]:
-        """The digests of all chunks, in order."""
-        digests = []
-        for i in range(-(-self.size // CHUNK_SIZE)):
-            self._wait_for(min(self._bounds(i)[1] + _DIGESTS_BEHIND, self.size))
-            digests.append(chunk_digest(self.chunk(i)))
-        return digests
+        """The digests of all chunks, in order, once all is staged: until then training and copies need the cores, which
+        a loop of many small operations feels, and afterwards there is time, since few disks are as fast as a digest."""
+        self._wait_for(self.size)
+        return [chunk_digest(self.chunk(i)) for i in range(-(-self.size // CHUNK_SIZE))]
 
     def _wait_for(self, end: int) -> None:
         self._gate.wait_for(0 if self._start else end)

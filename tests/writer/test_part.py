@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
+from typing import Any
 
 import pytest
 
@@ -36,27 +37,45 @@ def slab() -> Iterator[Slab]:
     slab.close()
 
 
+class Beside(ThreadPoolExecutor):
+    """Keeps what it was asked for."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.asked = threading.Event()
+        self.future: Future[Any]
+
+    def submit(self, *args: Any, **kwargs: Any) -> Future[Any]:
+        self.future = super().submit(*args, **kwargs)
+        self.asked.set()
+        return self.future
+
+
 @pytest.fixture
-def beside() -> Iterator[Executor]:
-    with ThreadPoolExecutor(1) as pool:
+def beside() -> Iterator[Beside]:
+    with Beside() as pool:
         yield pool
 
 
 @pytest.mark.parametrize("size", [1, CHUNK_SIZE, CHUNK_SIZE + 1, 6 * CHUNK_SIZE - 5])
-def test_digests_are_those_of_the_whole_snapshot(slab: Slab, beside: Executor, size: int) -> None:
+def test_digests_are_those_of_the_whole_snapshot(slab: Slab, beside: Beside, size: int) -> None:
     """The memory holds another snapshot when the write begins, and this one chunk by chunk."""
     slab.data[:] = b"\xff" * len(slab.data)
     store, gate, data = MemoryStore(), Gate(slab), os.urandom(size)
     with ThreadPoolExecutor(1) as pool:
         job = {**KEYS, "size": size, "index": gate.wait_described, "beside": beside}
         writing = pool.submit(write_staged_part, store, gate, **job)
+        gate.describe(encode_index(WriteJob(0, target(1), size, {})))
+        asked = beside.asked.wait(WAIT)
+        early = wait([beside.future], timeout=0.2).done
         for start in range(0, size, CHUNK_SIZE):
             end = min(start + CHUNK_SIZE, size)
             slab.data[start:end] = data[start:end]
             slab.watermark = end
             gate.ring()
-        gate.describe(encode_index(WriteJob(0, target(1), size, {})))
         part = writing.result(WAIT).part
+    assert asked
+    assert not early, "digests of what was not there yet"
     expected = [chunk_digest(data[start : start + CHUNK_SIZE]) for start in range(0, size, CHUNK_SIZE)]
     assert store.get(KEYS["blob_key"]) == data
     assert part.blob is not None
@@ -110,9 +129,9 @@ def test_after_an_abort_nobody_goes_on_with_what_is_there_already(slab: Slab) ->
     gate.settle(Bases())
     gate.describe(b"{}")
     gate.abort("the copy failed")
-    for wait in (lambda: gate.wait_for(1), gate.wait_settled, gate.wait_described):
+    for waiting in (lambda: gate.wait_for(1), gate.wait_settled, gate.wait_described):
         with pytest.raises(SaveError, match="the copy failed"):
-            wait()
+            waiting()
 
 
 def _in_time(write: Callable[[], Landed]) -> Landed:
