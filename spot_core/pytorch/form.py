@@ -38,11 +38,11 @@ class Unknown(Exception):
 
 @dataclass(frozen=True)
 class _Leaf:
-    """No container that is looked into; `bytes` of a plain value, None for another."""
+    """No container that is looked into; `marshalled` for a plain value, None for another."""
 
     path: str
     steps: Steps
-    bytes: bytes | None
+    marshalled: bytes | None
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ class _Look:
             self.tensors.append(value)
         elif isinstance(part, _Box):
             self._box(part, value)
-        elif part.bytes is None or part.bytes != _marshalled(value):
+        elif part.marshalled is None or part.marshalled != _marshalled(value):
             self.changed.append((part.steps, self.encode(value, part.path)))
 
     def _box(self, box: _Box, value: Any) -> None:
