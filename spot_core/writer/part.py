@@ -1,7 +1,8 @@
 """Write one part: follow the slab's watermark, store the blob, then the index. The same in both modes.
 
 The digests are taken beside the writes, not on the way: a disk or a connection that could have bytes waits for nothing.
-Once they are known the index is stored, while the last bytes are on their way: only the marker has to come after all.
+Once they are known the index is made ready while the last bytes are on their way. It is stored after them: in one
+order, so that a test can kill at the same point again.
 """
 
 from __future__ import annotations
@@ -67,7 +68,8 @@ class SlabSource:
 
 @dataclass(frozen=True)
 class _Described:
-    index: ObjectRef
+    index: bytes
+    """Encoded, and whole."""
     digests: list[bytes]
     base_digests: list[bytes]
 
@@ -86,9 +88,9 @@ def write_staged_part(
     throttle: Throttle | None = None,
     tell: Tell | None = None,
 ) -> Landed:
-    """Store `size` bytes of the slab, and the encoded index; durable on return. Commits nothing.
+    """Store `size` bytes of the slab and, when they are, the encoded index; durable on return. Commits nothing.
 
-    `beside`: takes the digests and stores the index meanwhile, on one thread that is free.
+    `beside`: takes the digests meanwhile, on one thread that is free.
 
     `based`: also the base blob, if there is a new one; what else there is of them goes into the index.
 
@@ -100,7 +102,7 @@ def write_staged_part(
     def put(key: str, source: SlabSource) -> None:
         store.put_blob(key, source if throttle is None else Metered(source, throttle, tell))
 
-    described = beside.submit(_describe, store, index_key, gate, size, index, based)
+    described = beside.submit(_describe, gate, size, index, based)
     try:
         if size:
             put(blob_key, SlabSource(gate, size))
@@ -113,20 +115,18 @@ def write_staged_part(
         wait([described])
         raise
     known = described.result()
+    put_once(store, index_key, known.index)
     blob = ObjectRef(blob_key, size, tree_digest(known.digests)) if size else None
     new = [ObjectRef(base_key, bases.size, tree_digest(known.base_digests))] if bases.size else []
-    return Landed(Part(rank, blob, known.index, (*bases.refs, *new)), tuple(known.base_digests))
+    ref = ObjectRef(key=index_key, size=len(known.index), digest=bytes_digest(known.index))
+    return Landed(Part(rank, blob, ref, (*bases.refs, *new)), tuple(known.base_digests))
 
 
-def _describe(
-    store: Store, index_key: str, gate: Gate, size: int, index: Callable[[], bytes], based: bool
-) -> _Described:
+def _describe(gate: Gate, size: int, index: Callable[[], bytes], based: bool) -> _Described:
     digests = SlabSource(gate, size).digests()
     bases = gate.wait_settled() if based else Bases()
     entries, base_digests = list(bases.entries), list[bytes]()
     if bases.size:
         base_digests = SlabSource(gate, bases.size, bases.start).digests()
         entries.append(base_entry(chunks_text(base_digests), bases.tensors))
-    text = finish_index(index(), digests, entries)
-    put_once(store, index_key, text)
-    return _Described(ObjectRef(index_key, len(text), bytes_digest(text)), digests, base_digests)
+    return _Described(finish_index(index(), digests, entries), digests, base_digests)

@@ -1,7 +1,6 @@
 """One part, written while its snapshot is taken: digests beside the writes, and an end of all threads when one fails.
 
-Seen to fail with digests that do not wait for the snapshot, without the abort when a write has failed, and with an
-index that is stored after the blob.
+Seen to fail with digests that do not wait for the snapshot, and without the abort when a write has failed.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import pytest
 from spot_core.digest import CHUNK_SIZE, chunk_digest, tree_digest
 from spot_core.errors import SaveError, StoreError
 from spot_core.parts import PartIndex
-from spot_core.store import BlobSource, MemoryStore
+from spot_core.store import MemoryStore
 from spot_core.testing.stores import FailingStore
 from spot_core.writer.gate import Gate
 from spot_core.writer.job import Bases, WriteJob, encode_index
@@ -102,26 +101,6 @@ def test_an_index_that_cannot_be_had_fails_the_write(slab: Slab, beside: Executo
     with pytest.raises(ValueError, match="not JSON"):
         _in_time(lambda: write_staged_part(store, Gate(slab), **job))
     assert [info.key for info in store.list("")] == [KEYS["blob_key"]]
-
-
-def test_the_index_is_stored_while_the_blob_is_on_its_way(slab: Slab, beside: Executor) -> None:
-    indexed = threading.Event()
-
-    class Slow(MemoryStore):
-        def put_blob(self, key: str, source: BlobSource) -> None:
-            assert indexed.wait(WAIT), "the index waits for the blob"
-            super().put_blob(key, source)
-
-        def put_if_absent(self, key: str, data: bytes) -> None:
-            super().put_if_absent(key, data)
-            indexed.set()
-
-    slab.watermark, store = CHUNK_SIZE, Slow()
-    index = encode_index(WriteJob(0, target(1), CHUNK_SIZE, {}))
-    job = {**KEYS, "size": CHUNK_SIZE, "index": lambda: index, "beside": beside}
-    part = _in_time(lambda: write_staged_part(store, Gate(slab), **job)).part
-    assert PartIndex.read(store, part).digests == (chunk_digest(bytes(slab.data[:CHUNK_SIZE])),)
-    assert {info.key for info in store.list("")} == {KEYS["blob_key"], KEYS["index_key"]}
 
 
 def test_after_an_abort_nobody_goes_on_with_what_is_there_already(slab: Slab) -> None:
