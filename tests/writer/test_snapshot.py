@@ -86,6 +86,32 @@ def test_a_change_right_after_the_save_call_does_not_reach_the_file(
     assert [set(data) for data in found] == [set(raw(torch.full((1,), 1.0)))] * 3
 
 
+@pytest.mark.parametrize("prepared", [True, False], ids=["prepared", "unprepared"])
+def test_small_tensors_of_a_kept_plan_arrive_bit_for_bit_at_every_save(
+    client: WriterClient, stager: Stager, store: Store, prepared: bool
+) -> None:
+    """From the second save on, and after `prepare`, they are copied as bytes and not as tensors."""
+    # An expanded one cannot be written to.
+    found = [tensor for dtype in DTYPES for tensor in layouts(dtype) if tensor.nbytes and 0 not in tensor.stride()]
+    tensors = [tensor for tensor in found if tensor.nbytes <= stage.SMALL_BYTES]
+    tensors += [tensor[:5, :3] for tensor in found if tensor.ndim == 2 and len(tensor) > 5]
+    tensors.append(random(torch.complex64, 6, 6).conj())
+    tensors.append(random(torch.complex64, 6, 6).conj().imag)  # negative bit set
+    tensors.append(torch.nn.Parameter(torch.randn(5, 5)))
+    plan = plan_of(tensors)
+    client.reserve(plan.room)
+    if prepared:
+        stager.prepare(plan, frozenset())
+    for step in range(4):
+        future, _ = save(client, stager, plan, (), step)
+        before = [raw(tensor) for tensor in tensors]
+        with torch.no_grad():
+            for tensor in tensors:
+                tensor.copy_(random(tensor.dtype, *tensor.shape))
+        for item, old, now in zip(plan.items, before, saved(store, future.result(WAIT), plan), strict=True):
+            assert now == old, f"{step}: {item.tensor.dtype} {tuple(item.tensor.shape)} {item.tensor.stride()}"
+
+
 def test_stable_tensors_may_change_after_wait_staged(client: WriterClient, stager: Stager, store: Store) -> None:
     tensors = [torch.full((1_000_000,), float(k)) for k in range(30)]
     plan, stable = plan_of(tensors), storage_ids(tensors)
@@ -189,12 +215,15 @@ def test_successive_saves_differ_as_the_weights_do(client: WriterClient, stager:
     assert states[0] != states[1] != states[2]
 
 
-def test_a_kept_plan_reads_the_tensors_present_storage(client: WriterClient, stager: Stager, store: Store) -> None:
+@pytest.mark.parametrize("size", [30, 3000], ids=["small", "large"])
+def test_a_kept_plan_reads_the_tensors_present_storage(
+    client: WriterClient, stager: Stager, store: Store, size: int
+) -> None:
     """`tensor.data = ...` gives a parameter another storage; a plan that is used again must not copy the old one."""
-    parameter = torch.nn.Parameter(torch.zeros(3000))
+    parameter = torch.nn.Parameter(torch.zeros(size))
     plan, stable = plan_of([parameter]), storage_ids([parameter])
-    for value in (1.0, 2.0):
-        parameter.data = torch.full((3000,), value)
+    for value in (1.0, 2.0, 3.0, 4.0):
+        parameter.data = torch.full((size,), value)
         future, _ = save(client, stager, plan, stable, int(value))
         stager.wait_staged()
         assert saved(store, future.result(WAIT), plan) == [raw(parameter)]
