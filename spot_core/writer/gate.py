@@ -23,7 +23,7 @@ class Gate:
         self._waiting: list[tuple[Callable[[], bool], threading.Event]] = []
         self._failure: str | None = None
         self._bases: Bases | None = None
-        self._index: bytes | None = None
+        self._index: Callable[[], bytes] | None = None
 
     def ring(self) -> None:
         # Wakes those only who can go on: the others would be in their way, since a woken thread asks for the
@@ -40,7 +40,7 @@ class Gate:
         self._bases = bases
         self.ring()
 
-    def describe(self, index: bytes) -> None:
+    def describe(self, index: Callable[[], bytes]) -> None:
         self._index = index
         self.ring()
 
@@ -59,10 +59,10 @@ class Gate:
         return self._bases
 
     def wait_described(self) -> bytes:
-        """Block until the index is there."""
+        """Block until the index is there; encoded on this thread."""
         self._wait(lambda: self._index is not None)
         assert self._index is not None
-        return self._index
+        return self._index()
 
     def _wait(self, ready: Callable[[], bool]) -> None:
         turn = threading.Event()

@@ -19,8 +19,9 @@ from pathlib import Path
 from spot_core.errors import ConfigError, SaveError
 from spot_core.manifest import Part
 from spot_core.writer.drain import DrainJob
-from spot_core.writer.job import Bases, WriteJob, fields_of, pack_index
+from spot_core.writer.job import Bases, WriteJob, fields_of
 from spot_core.writer.meter import Tell
+from spot_core.writer.packing import Packer
 from spot_core.writer.part import Landed
 from spot_core.writer.places import Places
 from spot_core.writer.serve import IGNORED_SIGNALS
@@ -52,6 +53,7 @@ class ProcessBackend:
             ) from None
         self._on_end = on_end
         self._tell = tell
+        self._packer = Packer()  # for the thread of the outbox alone
         self._slab: Slab | None = None
         self._given: set[int] = set()  # jobs and drains that have not ended
         self._last = 0  # job
@@ -146,7 +148,7 @@ class ProcessBackend:
 
     def _send_index(self, number: int, job: WriteJob) -> None:
         try:
-            self._wire.send("index", payload=pack_index(job), job=number)
+            self._wire.send("index", payload=self._packer.pack(job), job=number)
         except OSError as error:
             self._broken(number, error)
         except (TypeError, ValueError) as error:

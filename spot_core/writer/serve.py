@@ -25,8 +25,9 @@ from spot_core.store import LocalStore, open_store
 from spot_core.tiers import LocalTier
 from spot_core.writer.drain import DrainJob
 from spot_core.writer.gate import Gate
-from spot_core.writer.job import Bases, unpack_index
+from spot_core.writer.job import Bases
 from spot_core.writer.meter import Throttle
+from spot_core.writer.packing import Unpacker
 from spot_core.writer.places import Places
 from spot_core.writer.slab import Slab
 from spot_core.writer.wire import Frame, Wire
@@ -60,6 +61,7 @@ class _Server:
         # would wait for the training's turn to end.
         self._step_back = partial(_step_back, os.getpriority(os.PRIO_PROCESS, 0))
         self._beside = ThreadPoolExecutor(1, thread_name_prefix="spot-digest", initializer=self._step_back)
+        self._unpacker = Unpacker()
         self._where: Frame | None = None
         self._places: Places | None = None
         self._opening = threading.Lock()
@@ -88,10 +90,12 @@ class _Server:
         return frame.op != "close"
 
     def _tell_gate(self, frame: Frame) -> None:
+        # Taken also when its job is over: later ones refer to what it brings.
+        encode = self._unpacker.take(frame.payload) if frame.op == "index" else None
         if self._gate is None or frame.fields["job"] != self._job:
             return  # that job has failed, and the next one is here already
-        if frame.op == "index":
-            self._gate.describe(frame.payload)
+        if encode is not None:
+            self._gate.describe(encode)
         elif frame.op == "bases":
             self._gate.settle(Bases.from_wire(frame.fields, frame.payload))
         else:
@@ -133,9 +137,7 @@ class _Server:
     def _write(self, frame: Frame, gate: Gate) -> None:
         job = frame.fields
         try:
-            landed = self._open_places().write(
-                gate, job, lambda: unpack_index(job["rank"], gate.wait_described()), self._tell, self._beside
-            )
+            landed = self._open_places().write(gate, job, gate.wait_described, self._tell, self._beside)
         except BaseException as error:  # noqa: BLE001 - everything is reported to the trainer, whose policy decides
             self._failed(job["job"], error)
         else:

@@ -64,7 +64,7 @@ def test_digests_are_those_of_the_whole_snapshot(slab: Slab, beside: Beside, siz
     with ThreadPoolExecutor(1) as pool:
         job = {**KEYS, "size": size, "index": gate.wait_described, "beside": beside}
         writing = pool.submit(write_staged_part, store, gate, **job)
-        gate.describe(encode_index(WriteJob(0, target(1), size, {})))
+        gate.describe(lambda: encode_index(WriteJob(0, target(1), size, {})))
         asked = beside.asked.wait(WAIT)
         early = wait([beside.future], timeout=0.2).done
         for start in range(0, size, CHUNK_SIZE):
@@ -106,7 +106,7 @@ def test_an_index_that_cannot_be_had_fails_the_write(slab: Slab, beside: Executo
 def test_after_an_abort_nobody_goes_on_with_what_is_there_already(slab: Slab) -> None:
     slab.watermark, gate = CHUNK_SIZE, Gate(slab)
     gate.settle(Bases())
-    gate.describe(b"{}")
+    gate.describe(lambda: b"{}")
     gate.abort("the copy failed")
     for waiting in (lambda: gate.wait_for(1), gate.wait_settled, gate.wait_described):
         with pytest.raises(SaveError, match="the copy failed"):

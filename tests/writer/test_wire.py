@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import threading
@@ -11,9 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from spot_core.layout import PartTarget
-from spot_core.writer import RawJson, WriteJob
-from spot_core.writer.job import encode_index, pack_index, unpack_index
 from spot_core.writer.wire import Wire
 
 
@@ -37,15 +33,6 @@ def test_frames_keep_their_order_fields_and_payload(wires: tuple[Wire, Wire]) ->
         ("b", {"y": [2]}, payload),
         ("c", {}, b""),
     ]
-
-
-def test_a_packed_index_is_the_same_json() -> None:
-    node = {"$": "tensor", "fqn": "w"}
-    tree = {"b": [node, node], "a": [1 << 62, 0.1, None, True, "ä\udc80"]}
-    job = WriteJob(3, PartTarget("blob", "index"), 0, {"tree": tree, "tensors": RawJson(lambda: {"w": 1})})
-    text = encode_index(job)
-    assert unpack_index(3, pack_index(job)) == text
-    assert json.loads(text) == {"format": 1, "rank": 3, "tree": tree, "tensors": {"w": 1}}
 
 
 def test_a_descriptor_rides_along(wires: tuple[Wire, Wire], tmp_path: Path) -> None:
