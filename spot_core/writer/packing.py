@@ -20,8 +20,8 @@ __all__ = ["Packer", "Unpacker"]
 _LONG = 64
 """Dicts and lists with more entries go once; what is in shorter ones is looked through at each save."""
 
-_DEPTH = 12
-"""Of the trees that are looked through; what lies deeper goes as it is."""
+_LOOKS = 500
+"""So many of them at most; what comes after goes as it is, which is quicker than to look through it."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Packer:
     def pack(self, job: WriteJob) -> bytes:
         """The job's index for `Unpacker.take`. Raises ValueError for what is not made of JSON values."""
         packing = _Packing(self._sent, self._count)
-        entries = {key: packing.piece(value, _DEPTH) for key, value in entries_of(job).items()}
+        entries = {key: packing.piece(value) for key, value in entries_of(job).items()}
         used = [sent.number for sent in packing.used.values()]
         packed = marshal.dumps((job.rank, entries, packing.fresh, used))
         self._sent, self._count = packing.used, packing.count
@@ -57,20 +57,22 @@ class _Packing:
         self.count = count
         self.used: dict[int, _Sent] = {}
         self.fresh: dict[int, Any] = {}
+        self._looks = _LOOKS
 
-    def piece(self, value: Any, depth: int) -> Any:
+    def piece(self, value: Any) -> Any:
         """`value` with numbers, as bytes, in place of what goes once."""
         cls = type(value)
         if cls is bytes:
             raise ValueError("bytes are no JSON value")
         if cls is RawJson or (cls in (dict, list) and len(value) > _LONG):
             return b"%d" % self._number(value)
-        if not depth:
+        if cls not in (dict, list) or not self._looks:
             return value
+        self._looks -= 1
         if cls is list:
-            return [self.piece(item, depth - 1) for item in value]
-        if cls is dict and all(type(key) is str for key in value):
-            return {key: self.piece(item, depth - 1) for key, item in value.items()}
+            return [self.piece(item) for item in value]
+        if all(type(key) is str for key in value):
+            return {key: self.piece(item) for key, item in value.items()}
         return value
 
     def _number(self, value: Any) -> int:

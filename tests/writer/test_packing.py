@@ -69,6 +69,20 @@ def test_what_did_not_change_goes_once() -> None:
     assert max(sizes[1], sizes[4]) < 300
 
 
+def test_a_tree_of_many_short_branches_is_not_looked_through_to_its_end() -> None:
+    """That would hold the interpreter for longer than to pack it."""
+    packer, unpacker = Packer(), Unpacker()
+    bush = {f"b{i}": {f"c{j}": {"leaf": [j]} for j in range(60)} for i in range(60)}
+    sizes = []
+    for tree in ([[LONG], bush], [[LONG], bush], [bush, [LONG]], [bush, [LONG]]):
+        packed = packer.pack(job(tree=tree))
+        assert unpacker.take(packed)() == encode_index(job(tree=tree))
+        sizes.append(len(packed))
+    once = sizes[0] - sizes[1]
+    assert once > 5000, sizes
+    assert sizes[3] == sizes[2] > sizes[1] + once / 2, f"behind the bush it goes each time: {sizes}"
+
+
 def test_neither_end_holds_more_than_the_newest_index() -> None:
     packer, unpacker = Packer(), Unpacker()
     for _ in range(5):
