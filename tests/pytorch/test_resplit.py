@@ -19,9 +19,12 @@ import pytest
 import torch
 from torch import nn
 
+from spot_core.layout import PartTarget
 from spot_core.pytorch.plan import Planner
 from spot_core.pytorch.resplit import Resplitter
 from spot_core.pytorch.state import Split, split
+from spot_core.writer import WriteJob
+from spot_core.writer.packing import Packer, Unpacker
 
 State = dict[str, Any]
 
@@ -248,3 +251,26 @@ def test_the_planner_takes_the_same_tensors_as_they_were() -> None:
         seen.append([item.tensor[0].item() for item in plans[-1].items])
     assert seen == [[10.0 + step, float(step), float(step)] for step in range(5)]
     assert plans[4] is plans[3] is plans[2]
+
+
+def test_what_grows_in_place_arrives_grown_where_what_did_not_change_goes_once() -> None:
+    """The writer's process is told of a long list once, by identity: a tree must not hold the caller's own."""
+    losses: list[float] = [float(i) for i in range(100)]
+    named = {f"k{i:02}": i for i in range(100)}
+    state = {"w": torch.zeros(3), "losses": losses, "deep": [{"named": named}]}
+    splitter, packer, unpacker = Resplitter(), Packer(), Unpacker()
+    for step in range(4):
+        losses.append(0.5)
+        named[f"more{step}"] = step
+        tree = splitter.split(state).tree
+        assert not _containers(tree) & _containers(state)
+        packed = packer.pack(WriteJob(0, PartTarget("blob", "index"), 0, {"tree": tree}))
+        arrived = dict(json.loads(unpacker.take(packed)())["tree"]["items"])
+        assert arrived["losses"] == losses
+        assert arrived["deep"][0]["named"] == named
+
+
+def _containers(value: object) -> set[int]:
+    if not isinstance(value, (dict, list, tuple)):
+        return set()
+    return {id(value)}.union(*map(_containers, value.values() if isinstance(value, dict) else value))
