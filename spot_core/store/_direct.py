@@ -12,12 +12,13 @@ import contextlib
 import errno
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor, wait
 from pathlib import Path
 
 from spot_core.store._base import BlobSource, chunk_count
 from spot_core.store._pieces import pieces
+from spot_core.store._teams import team
 
 __all__ = ["read_ranges", "write_file"]
 
@@ -45,7 +46,9 @@ def write_file(path: Path, source: BlobSource, *, threads: int = _WRITE_THREADS)
                     # Extents allocated ahead keep the file in one piece and tell of a full disk before the first byte.
                     # (Not for the buffered path: where this is emulated, it writes to every block.)
                     os.posix_fallocate(fd, 0, -(-source.size // _ALIGN) * _ALIGN)
-                _each(range(chunk_count(source)), lambda i: _write_chunk(fd, direct, source, i), threads)
+                with team(threads) as writers:
+                    chunks = range(chunk_count(source))
+                    _each(chunks, lambda i: _write_chunk(fd, direct, source, i), writers, threads)
             os.ftruncate(fd, source.size)
             os.fsync(fd)
         finally:
@@ -64,7 +67,8 @@ def read_ranges(path: Path, ranges: Sequence[tuple[int, Sequence[memoryview]]], 
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         todo = list(pieces(ranges, max_bytes=_READ_BYTES, max_buffers=_READ_BUFFERS))
-        _each(todo, lambda piece: _read_piece(fd, *piece), threads)
+        with ThreadPoolExecutor(max(threads, 1), thread_name_prefix="spot-io") as readers:
+            _each(todo, lambda piece: _read_piece(fd, *piece), readers, threads)
     finally:
         os.close(fd)
 
@@ -121,8 +125,8 @@ def _read_piece(fd: int, offset: int, buffers: list[memoryview]) -> None:
             buffers[0] = buffers[0][count:]
 
 
-def _each(items: Iterable[object], do: Callable[..., None], threads: int) -> None:
-    """Call `do` with every item, in order, on up to `threads` threads; the first error ends all and is raised."""
+def _each(items: Sequence[object], do: Callable[..., None], pool: Executor, threads: int) -> None:
+    """Call `do` with every item, in order, on up to `threads` of the pool's; the first error ends all and is raised."""
     pending, lock, failed = iter(items), threading.Lock(), threading.Event()
 
     def work() -> None:
@@ -137,7 +141,7 @@ def _each(items: Iterable[object], do: Callable[..., None], threads: int) -> Non
                 failed.set()
                 raise
 
-    with ThreadPoolExecutor(max_workers=max(threads, 1), thread_name_prefix="spot-io") as pool:
-        workers = [pool.submit(work) for _ in range(max(threads, 1))]
+    workers = [pool.submit(work) for _ in range(min(threads, len(items)))]
+    wait(workers)
     for worker in workers:
         worker.result()

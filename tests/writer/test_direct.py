@@ -5,8 +5,11 @@ from __future__ import annotations
 import errno
 import itertools
 import mmap
+import multiprocessing
 import os
 import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -111,6 +114,69 @@ def test_data_is_synced_after_the_last_byte(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(_direct.os, "ftruncate", lambda *a: (events.append("cut"), ftruncate(*a))[1])
     write_file(tmp_path / "a", PageSource(os.urandom(3 * CHUNK + 17)))
     assert events == ["write"] * 4 + ["cut", "fsync"]
+
+
+class Noted(PageSource):
+    """Knows which threads asked for its chunks; `held` holds them up at the first one."""
+
+    def __init__(self, data: bytes, held: threading.Event | None = None) -> None:
+        super().__init__(data)
+        self.held, self.reached, self.threads = held, threading.Event(), set[threading.Thread]()
+
+    def padded_chunk(self, i: int) -> memoryview | None:
+        self.threads.add(threading.current_thread())
+        self.reached.set()
+        if self.held is not None:
+            assert self.held.wait(30)
+        return super().padded_chunk(i)
+
+
+def test_the_next_file_is_written_by_the_threads_that_are_there(tmp_path: Path) -> None:
+    """To start them is to wait for cores that are busy."""
+    seen = set[threading.Thread]()
+    for step in range(5):
+        source = Noted(os.urandom(9 * CHUNK))
+        write_file(tmp_path / str(step), source, threads=3)
+        assert step == 0 or source.threads <= seen
+        seen |= source.threads
+    assert 1 <= len(seen) <= 3
+
+
+def test_a_file_that_hangs_holds_up_no_other(tmp_path: Path) -> None:
+    go = threading.Event()
+    slow, quick = Noted(os.urandom(9 * CHUNK), held=go), Noted(os.urandom(9 * CHUNK))
+    write_file(tmp_path / "before", PageSource(b"leaves threads behind"))
+    with ThreadPoolExecutor(1) as pool:
+        writing = pool.submit(write_file, tmp_path / "slow", slow)
+        assert slow.reached.wait(30)
+        write_file(tmp_path / "quick", quick)
+        go.set()
+        writing.result(30)
+    assert not slow.threads & quick.threads
+    assert (tmp_path / "slow").stat().st_size == (tmp_path / "quick").stat().st_size == 9 * CHUNK
+
+
+def test_no_thread_of_a_file_that_failed_goes_on(tmp_path: Path) -> None:
+    class Broken(Noted):
+        def padded_chunk(self, i: int) -> memoryview | None:
+            super().padded_chunk(i)
+            raise RuntimeError("no such chunk")
+
+    source = Broken(os.urandom(9 * CHUNK))
+    with pytest.raises(RuntimeError, match="no such chunk"):
+        write_file(tmp_path / "a", source)
+    assert not any(thread.is_alive() for thread in source.threads)
+
+
+def test_a_forked_process_has_threads_of_its_own(tmp_path: Path) -> None:
+    """Those of its parent do not run in it."""
+    data = os.urandom(9 * CHUNK)
+    write_file(tmp_path / "parent", PageSource(data))
+    child = multiprocessing.get_context("fork").Process(target=write_file, args=(tmp_path / "child", PageSource(data)))
+    child.start()
+    child.join(30)
+    assert child.exitcode == 0
+    assert (tmp_path / "child").read_bytes() == data
 
 
 @pytest.mark.parametrize("piece", [4096, 8 << 20])
