@@ -1,9 +1,9 @@
 """Take the snapshot: copy tensors into the writer's slab, most of them while the next forward and backward run.
 
 Two kinds of tensors. *Stable* ones (parameters, optimizer state) are changed by nothing until `wait_staged` returned:
-a thread copies them in the background, group by group, and the writer follows. All others, and everything small, are
-copied before `stage` returns: forward itself changes some of them (BatchNorm's running statistics, FP8 scales), and a
-late copy of those would be a different step's.
+a thread copies them in the background, group by group, and the writer follows. All others are copied before `stage`
+returns: forward itself changes some of them (BatchNorm's running statistics, FP8 scales), and a late copy of those
+would be a different step's.
 
 The background copy holds no lock of Python's for longer than it takes to pass a list of tensors (`Tensor.copy_` runs
 without the GIL; `UntypedStorage.copy_`, on which DCP's stager is built, holds it for the whole copy). `wait_staged`
@@ -32,16 +32,16 @@ from spot_core.pytorch._private import foreach_copy
 from spot_core.pytorch.fetch import memory as bytes_of
 from spot_core.pytorch.pieces import Piece, Pieces
 from spot_core.pytorch.pinning import Pinned
+from spot_core.pytorch.state import PLAIN_TENSORS
 from spot_core.writer import Bases, WriterClient
 from spot_core.writer.slab import Slab
 
 SMALL_BYTES = 4096
-"""Tensors up to this size are copied at once: cheaper than to find out whether they are stable."""
+"""Where all stable tensors are at most this size they are copied at once: cheaper than to wake a thread for them."""
 
 _FIRST_GROUP_BYTES, _GROUP_BYTES = 8 << 20, 64 << 20
 """The writer hears of the snapshot's progress in steps of about the latter size; the first ones are smaller, each twice
 the one before, so that it begins at once."""
-
 
 _MOST_LOOKERS = 4
 
@@ -93,7 +93,11 @@ class Look(Protocol):
 
 def storage_ids(tensors: Iterable[torch.Tensor]) -> frozenset[int]:
     """The addresses of the tensors' storages, as `Stager.stage` wants them; local shards of DTensors."""
-    return frozenset(_storage_id(tensor.to_local() if hasattr(tensor, "to_local") else tensor) for tensor in tensors)
+    found = list(tensors)
+    if not PLAIN_TENSORS.issuperset(map(type, found)):
+        found = [tensor.to_local() if hasattr(tensor, "to_local") else tensor for tensor in found]
+    # At every save, so by C code: a tenth of a millisecond less for each thousand tensors.
+    return frozenset(map(torch.UntypedStorage.data_ptr, map(torch.Tensor.untyped_storage, found)))
 
 
 def _storage_id(tensor: torch.Tensor) -> int:
@@ -176,6 +180,10 @@ class _Copies:
     """Of the base's items those that can be looked at where they lie."""
     base_later: list[_Base]
 
+    def to_bytes(self) -> None:
+        for group in (self.now, *self.later):
+            group.to_bytes()
+
 
 class Stager:
     """Copies snapshots into the slab of `client`, one at a time. `stage` and `wait_staged` belong to one thread."""
@@ -211,7 +219,7 @@ class Stager:
         """Find out now what `stage` would find out first, if the memory is there by now."""
         slab = self._client.slab
         if slab is not None and slab.capacity >= plan.room:
-            self._compile(plan, stable, slab).now.to_bytes()
+            self._compile(plan, stable, slab).to_bytes()
 
     def stage(
         self,
@@ -361,18 +369,19 @@ class Stager:
         """The lists to copy by; kept as long as plan, stable set and slab are the same objects."""
         old = self._copies
         if old is not None and old.plan is plan and old.slab is slab and (old.stable is stable or old.stable == stable):
-            old.now.to_bytes()
+            old.to_bytes()
             return old
         memory = self._memory_of(slab)
         memory.trim(len(plan.items) + len(plan.bases))
         now, later = _Group(), list[_Group]()
         with torch.inference_mode(False), torch.no_grad():
-            for item in sorted(plan.items, key=lambda item: item.offset):
+            items = sorted((item for item in plan.items if item.nbytes), key=lambda item: item.offset)
+            may_wait = [_can_wait(item.tensor) and _storage_id(item.tensor) in stable for item in items]
+            worth_it = any(wait and item.nbytes > SMALL_BYTES for wait, item in zip(may_wait, items, strict=True))
+            for item, wait in zip(items, may_wait, strict=True):
                 tensor, nbytes = item.tensor, item.nbytes
-                if not nbytes:
-                    continue
                 target = memory.like(tensor, item.offset)
-                if nbytes <= SMALL_BYTES or not _can_wait(tensor) or _storage_id(tensor) not in stable:
+                if not (wait and worth_it):
                     now.add(target, tensor)
                     continue
                 if not later or later[-1].nbytes >= min(_FIRST_GROUP_BYTES << (len(later) - 1), _GROUP_BYTES):

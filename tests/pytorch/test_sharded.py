@@ -13,6 +13,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from spot_core.pytorch import sharded
+from spot_core.pytorch.stage import storage_ids
 
 
 @pytest.fixture
@@ -65,3 +66,15 @@ def test_a_state_is_put_back(evaluated: tuple[nn.Module, torch.optim.Optimizer])
 def test_the_models_state_is_in_shards(evaluated: tuple[nn.Module, torch.optim.Optimizer]) -> None:
     model, _ = evaluated
     assert all(isinstance(value, DTensor) for value in sharded.model_state(model).values())
+
+
+def test_a_shard_is_told_apart_by_its_own_memory(evaluated: tuple[nn.Module, torch.optim.Optimizer]) -> None:
+    """The memory that a plan copies from: of all shards one by one, and beside tensors that are none."""
+    model, _ = evaluated
+    shards, plain = list(sharded.model_state(model).values()), torch.ones(3)
+    own = [shard.to_local().untyped_storage().data_ptr() for shard in shards]
+    assert all(own)
+    assert len(set(own)) == len(shards)
+    assert storage_ids(shards) == frozenset(own)
+    assert storage_ids([plain, *shards]) == {plain.data_ptr(), *own}
+    assert storage_ids([plain, nn.Parameter(plain)]) == {plain.data_ptr()}

@@ -76,7 +76,7 @@ def test_the_order_of_waits_and_copies(
     stager = Stager(client)
     tensors = [torch.randn(10), torch.randn(4096), torch.randn(4096)]
     plan = plan_of(tensors)
-    future, _ = save(client, stager, plan, storage_ids(tensors), 1)
+    future, _ = save(client, stager, plan, storage_ids(tensors[1:]), 1)
     assert CALLS[:2] == ["copies 1", "main records main1"]
     stager.staged.wait(WAIT)
     before_update = len(CALLS)

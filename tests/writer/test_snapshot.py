@@ -86,9 +86,10 @@ def test_a_change_right_after_the_save_call_does_not_reach_the_file(
     assert [set(data) for data in found] == [set(raw(torch.full((1,), 1.0)))] * 3
 
 
+@pytest.mark.parametrize("stable", [True, False], ids=["stable", "immediate"])
 @pytest.mark.parametrize("prepared", [True, False], ids=["prepared", "unprepared"])
 def test_small_tensors_of_a_kept_plan_arrive_bit_for_bit_at_every_save(
-    client: WriterClient, stager: Stager, store: Store, prepared: bool
+    client: WriterClient, stager: Stager, store: Store, prepared: bool, stable: bool
 ) -> None:
     """From the second save on, and after `prepare`, they are copied as bytes and not as tensors."""
     # An expanded one cannot be written to.
@@ -98,18 +99,40 @@ def test_small_tensors_of_a_kept_plan_arrive_bit_for_bit_at_every_save(
     tensors.append(random(torch.complex64, 6, 6).conj())
     tensors.append(random(torch.complex64, 6, 6).conj().imag)  # negative bit set
     tensors.append(torch.nn.Parameter(torch.randn(5, 5)))
-    plan = plan_of(tensors)
+    tensors.insert(9, torch.randn(stage.SMALL_BYTES))  # without a large one stable ones are copied at once as well
+    plan, waits = plan_of(tensors), storage_ids(tensors if stable else [])
     client.reserve(plan.room)
     if prepared:
-        stager.prepare(plan, frozenset())
+        stager.prepare(plan, waits)
     for step in range(4):
-        future, _ = save(client, stager, plan, (), step)
+        future, _ = save(client, stager, plan, waits, step)
+        stager.wait_staged()
         before = [raw(tensor) for tensor in tensors]
         with torch.no_grad():
             for tensor in tensors:
                 tensor.copy_(random(tensor.dtype, *tensor.shape))
         for item, old, now in zip(plan.items, before, saved(store, future.result(WAIT), plan), strict=True):
             assert now == old, f"{step}: {item.tensor.dtype} {tuple(item.tensor.shape)} {item.tensor.stride()}"
+
+
+@pytest.mark.parametrize("size", [5000, 40], ids=["beside a large one", "alone"])
+def test_small_stable_tensors_wait_with_the_large_ones(
+    client: WriterClient, stager: Stager, store: Store, size: int
+) -> None:
+    """A change before `go` shows whether a tensor was copied within `stage`."""
+    weight, bias, count = torch.zeros(size), torch.zeros(3), torch.zeros(1)
+    plan, stable = plan_of([bias, weight, count]), storage_ids([weight, bias])
+    for step in range(1, 4):
+        stager.stage(plan, stable)
+        for tensor in (weight, bias, count):
+            tensor.fill_(step)
+        future = client.submit(WriteJob(0, target(step), plan.size, {}))
+        stager.go()
+        stager.wait_staged()
+        late, at_once = float(step), float(step - 1)
+        wanted = [late, late, at_once] if size > 40 else [at_once] * 3
+        found = saved(store, future.result(WAIT), plan)
+        assert found == [raw(torch.full((n,), value)) for n, value in zip((3, size, 1), wanted, strict=True)]
 
 
 def test_stable_tensors_may_change_after_wait_staged(client: WriterClient, stager: Stager, store: Store) -> None:
