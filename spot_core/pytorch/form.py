@@ -11,7 +11,7 @@ import marshal
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from operator import attrgetter
+from operator import attrgetter, eq
 from typing import Any, TypeAlias
 
 import torch
@@ -85,14 +85,14 @@ class _Readings:
         )
 
     def same(self, tensors: list[torch.Tensor]) -> bool:
-        # The classes first: the other questions are for tensors.
-        return (
-            list(map(type, tensors)) == self.classes
-            and list(map(torch.Tensor.data_ptr, tensors)) == self.addresses
-            and list(map(torch.Tensor.size, tensors)) == self.shapes
-            and list(map(torch.Tensor.stride, tensors)) == self.strides
-            and list(map(_dtype, tensors)) == self.dtypes
-            and list(map(_requires_grad, tensors)) == self.requires_grad
+        # The classes first: the other questions are for tensors. Their answers are not kept, so that each takes the
+        # memory of the one before, and hundreds of tuples are nothing for the garbage collector to look at.
+        return list(map(type, tensors)) == self.classes and (
+            all(map(eq, map(torch.Tensor.data_ptr, tensors), self.addresses))
+            and all(map(eq, map(torch.Tensor.size, tensors), self.shapes))
+            and all(map(eq, map(torch.Tensor.stride, tensors), self.strides))
+            and all(map(eq, map(_dtype, tensors), self.dtypes))
+            and all(map(eq, map(_requires_grad, tensors), self.requires_grad))
         )
 
 
