@@ -19,10 +19,12 @@ import signal
 import threading
 import weakref
 from collections.abc import Callable
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
+
+from spot_core.errors import SpotError
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -34,6 +36,8 @@ Loader = TypeVar("Loader", bound="DataLoader[Any]")
 IGNORED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 """What launchers and schedulers send as a notice. SIGINT is left alone: Ctrl-C is meant for everybody."""
 LISTEN_S = 2.0
+FORKS, FORKED_S = 3, 15.0
+"""How often a worker is forked at most, and how long until it has to run."""
 
 # Workers that this process started and that may still run when it ends.
 _started: weakref.WeakSet[_Immune] = weakref.WeakSet()
@@ -145,7 +149,41 @@ def _listen(connection: Connection) -> None:
 
 
 class _ForkProcess(_Immune, contexts.ForkProcess):
-    pass
+    """A fork that hangs is made again.
+
+    A lock that another thread held at the moment of the fork stays held in the child. CPython 3.11 waits there for that
+    of its thread states before it makes a new one (`PyOS_AfterFork_Child`), and threads of torch (those of a process
+    group, of autograd) take it without the interpreter's: the child hangs before its first Python instruction, where
+    the trainer would wait for its samples for ever. Nothing of the worker's has run by then.
+    """
+
+    _speaking_up: Connection
+
+    @staticmethod
+    def _Popen(process: _ForkProcess) -> Any:  # type: ignore[override]
+        for _ in range(FORKS):
+            listening, process._speaking_up = multiprocessing.Pipe(duplex=False)
+            with listening, process._speaking_up:
+                popen = contexts.ForkProcess._Popen(process)  # type: ignore[attr-defined]
+                # One that ended by itself is the loader's to report.
+                if wait([listening, popen.sentinel], FORKED_S):
+                    return popen
+                popen.kill()
+                popen.wait()
+            logger.warning(
+                "A DataLoader worker (%s) hung in its fork for %.0f s and was killed; forking it again",
+                process.name,
+                FORKED_S,
+            )
+        raise SpotError(
+            f"No DataLoader worker could be forked: {FORKS} in a row hung before they ran anything.",
+            hint="Give the DataLoader multiprocessing_context='forkserver' or 'spawn'.",
+        )
+
+    def run(self) -> None:
+        with self._speaking_up as word:
+            word.send(None)
+        super().run()
 
 
 class _SpawnProcess(_Immune, contexts.SpawnProcess):

@@ -245,3 +245,29 @@ print(loader.multiprocessing_context.get_start_method() in multiprocessing.get_a
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.stdout == "True\n", done.stderr
+
+
+@pytest.mark.parametrize("hanging", [0, 1, 2])
+def test_a_worker_that_hangs_in_its_fork_is_forked_again(tmp_path, hanging):
+    """Both of them are there in the end, and nothing is left of those that hung."""
+    said, forks = trained_with_forks_that_hang(tmp_path, hanging)
+    assert said[-1] == f"seen {list(range(8))}"
+    assert sum("hung in its fork" in line for line in said) == hanging
+    assert len(forks) == 2 + hanging
+    assert not any(map(psutil.pid_exists, forks))
+
+
+def test_when_all_forks_hang_that_is_an_error(tmp_path):
+    said, forks = trained_with_forks_that_hang(tmp_path, 100)
+    assert said[-1].startswith("error No DataLoader worker could be forked: 3 in a row")
+    assert "forkserver" in said[-1]
+    assert len(forks) == 3
+    assert not any(map(psutil.pid_exists, forks))
+
+
+def trained_with_forks_that_hang(folder: Path, hanging: int) -> tuple[list[str], list[int]]:
+    """What `fork_hangs.py` said, and the processes that it forked."""
+    count = folder / "forks"
+    command = [sys.executable, str(TRAINER.with_name("fork_hangs.py")), str(hanging), str(count)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=120, check=True)
+    return done.stdout.splitlines(), [int(pid) for pid in count.read_text().split()]
