@@ -104,9 +104,6 @@ class ProcessBackend:
         """Tell the writer that the watermark moved. A writer that is gone shows in its job's end, not here."""
         with contextlib.suppress(OSError):
             self._wire.send("staged")
-        # With all cores busy the writer, though awake, would have to wait for the end of this thread's turn (4 ms), and
-        # the disk with it. It needs a fraction of that.
-        os.sched_yield()
 
     def settle(self, bases: Bases) -> None:
         """Tell the writer what base blobs the last job has."""

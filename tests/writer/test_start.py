@@ -13,7 +13,6 @@ import pytest
 from spot_core.errors import ConfigError
 from spot_core.store import Capabilities, LocalStore, open_store
 from spot_core.writer import WriteJob, WriterClient
-from spot_core.writer.wire import Wire
 
 from ._snapshot import target
 
@@ -133,22 +132,5 @@ def test_the_writer_has_a_process_group_but_no_session_of_its_own(tmp_path: Path
         client.submit(WriteJob(0, target(1), 0, {})).result(60)
         assert os.getpgid(client.pid) == client.pid
         assert os.getsid(client.pid) == os.getsid(0)
-    finally:
-        client.close()
-
-
-def test_who_rings_lends_the_writer_its_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With all of them busy the writer would have to wait for a turn, and the disk with it."""
-    events: list[str] = []
-    send = Wire.send
-    monkeypatch.setattr(Wire, "send", lambda self, op, *a, **k: (events.append(op), send(self, op, *a, **k))[1])
-    monkeypatch.setattr(os, "sched_yield", lambda: events.append("yield"))
-    client = WriterClient.start(str(tmp_path))
-    try:
-        client.arm(3)
-        future = client.submit(WriteJob(0, target(1), 3, {}))
-        client.advance(3)
-        future.result(60)
-        assert [event for event in events if event in ("staged", "yield")] == ["staged", "yield"]
     finally:
         client.close()
